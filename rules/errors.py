@@ -1,0 +1,40 @@
+"""The one tree of errors a user can meet; each says what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class PhasewiseError(Exception):
+    """Anything a user can do something about. The command line prints it as one line, without a traceback."""
+
+    exit_code = 2
+
+
+class RuleError(PhasewiseError):
+    """A rule file is wrong; the start is refused."""
+
+    def __init__(self, path: Path | str, key: str, message: str) -> None:
+        super().__init__(f"{path}: {key}: {message}")
+        self.path = path
+        self.key = key
+
+
+class InputError(PhasewiseError):
+    """A file, option or request body cannot be used.
+
+    source: the file or option; field: where in it; remedy: what the user can do.
+    """
+
+    def __init__(self, source: Path | str, field: str, problem: str, remedy: str = "") -> None:
+        where = f"{source}: {field}" if field else str(source)
+        super().__init__(f"{where}: {problem}" + (f" ({remedy})" if remedy else ""))
+        self.source = source
+        self.field = field
+        self.remedy = remedy
+
+
+class MachineError(PhasewiseError):
+    """The machine refuses: a busy port, no permission, a locked store, no server, no disk."""
+
+    exit_code = 4

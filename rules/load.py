@@ -1,0 +1,110 @@
+"""The rulebook: every rule file of the package, read strictly at the start."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+from phasewise.rules.engine_profile import EngineProfile, load_engine
+from phasewise.rules.errors import RuleError
+from phasewise.rules.hardware_file import read_gpu, read_model
+from phasewise.rules.schema import Gpu, Model, Technique
+from phasewise.rules.technique_file import check_references, read_technique
+from phasewise.rules.toml_table import TomlTable
+
+T = TypeVar("T")
+_PUNCTUATION = re.compile(r"[^a-z0-9]+")
+
+
+def normalized(name: str) -> str:
+    """Lower case without punctuation: `NVIDIA H100-SXM` and `nvidia h100 sxm` are one name."""
+    return _PUNCTUATION.sub("", name.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Rulebook:
+    """All rules. version: short digest over all rule files; the maps are by id, which is the file's name."""
+
+    version: str
+    gpus: Mapping[str, Gpu]
+    models: Mapping[str, Model]
+    techniques: Mapping[str, Technique]
+    engines: Mapping[str, EngineProfile]
+    _gpu_names: Mapping[str, str]
+    _model_names: Mapping[str, str]
+    _technique_names: Mapping[str, str]
+
+    def find_gpu(self, name: str | None) -> Gpu | None:
+        """By id, name or alias, whatever the case and punctuation; None when unknown."""
+        return self.gpus.get(self._gpu_names.get(normalized(name or ""), ""))
+
+    def find_model(self, name: str | None) -> Model | None:
+        """By id, name or alias; an owner in front (`meta-llama/`) or a path is ignored; None when unknown."""
+        whole = self._model_names.get(normalized(name or ""))
+        last = self._model_names.get(normalized((name or "").rstrip("/").rpartition("/")[2]))
+        return self.models.get(whole or last or "")
+
+    def find_technique(self, name: str | None) -> Technique | None:
+        """By id or alias (`chunked prefill`); None when unknown."""
+        return self.techniques.get(self._technique_names.get(normalized(name or ""), ""))
+
+
+def load_rulebook(root: Path | None = None) -> Rulebook:
+    """Read all rule files below `root` (the packaged ones by default).
+
+    Raises RuleError naming file and key: unknown key, missing source, unknown signal, cause or technique, double alias.
+    """
+    base = root or Path(str(files("phasewise.rules")))
+    digest = hashlib.sha256()
+    gpus = _read_all(base / "gpus", digest, read_gpu)
+    models = _read_all(base / "models", digest, read_model)
+    techniques = _read_all(base / "techniques", digest, read_technique)
+    check_references(base / "techniques", techniques)
+    engines: dict[str, EngineProfile] = {}
+    for path in _toml_files(base / "engines"):
+        digest.update(path.name.encode() + path.read_bytes())
+        engines[path.stem] = load_engine(path)
+    return Rulebook(
+        version=digest.hexdigest()[:12],
+        gpus=MappingProxyType(gpus),
+        models=MappingProxyType(models),
+        techniques=MappingProxyType(techniques),
+        engines=MappingProxyType(engines),
+        _gpu_names=_names(base / "gpus", {g.id: (g.name, *g.aliases) for g in gpus.values()}),
+        _model_names=_names(base / "models", {m.id: (m.name, *m.aliases) for m in models.values()}),
+        _technique_names=_names(base / "techniques", {t.id: (t.title, *t.aliases) for t in techniques.values()}),
+    )
+
+
+def _toml_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.toml"))
+
+
+def _read_all(folder: Path, digest: hashlib._Hash, read: Callable[[str, TomlTable], T]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for path in _toml_files(folder):
+        content = path.read_bytes()
+        digest.update(path.name.encode() + content)
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RuleError(path, "encoding", f"is not UTF-8 ({error})") from None
+        found[path.stem] = read(path.stem, TomlTable.parse(path, text))
+    return found
+
+
+def _names(folder: Path, names_of: Mapping[str, tuple[str, ...]]) -> Mapping[str, str]:
+    """Normalized name -> id; two files that claim one name are an error."""
+    found: dict[str, str] = {normalized(identity): identity for identity in names_of}
+    for identity, names in names_of.items():
+        for name in names:
+            other = found.setdefault(normalized(name), identity)
+            if other != identity:
+                raise RuleError(folder / f"{identity}.toml", "aliases", f"{name!r} already names {other!r}")
+    return MappingProxyType(found)

@@ -1,0 +1,101 @@
+"""The list of packages is kept by hand, so it is compared with the tree: a forgotten folder is missing from the wheel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from importlib import metadata, resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from shared_data import ROOT
+
+CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = CONFIG["tool"]["setuptools"]
+NAMESPACE = next(iter(SETUPTOOLS["package-dir"]))
+PINNED = {
+    canonicalize_name(requirement.name): requirement
+    for line in (ROOT / "requirements.lock").read_text().splitlines()
+    if line.strip() and not line.startswith("#")
+    for requirement in [Requirement(line)]
+}
+
+
+def test_every_folder_that_holds_a_file_is_a_listed_package() -> None:
+    tops = {name.split(".")[1] for name in SETUPTOOLS["packages"]}
+    folders = {
+        path.parent.relative_to(ROOT)
+        for top in tops
+        for path in (ROOT / top).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    found = {".".join((NAMESPACE, *folder.parts)) for folder in folders}
+    assert found == set(SETUPTOOLS["packages"])
+
+
+def test_the_namespace_has_no_init_of_its_own() -> None:
+    assert not (ROOT / "__init__.py").exists()
+
+
+def test_data_files_are_of_a_kind_that_the_wheel_takes() -> None:
+    patterns = set(SETUPTOOLS["package-data"]["*"])
+    for name in SETUPTOOLS["packages"]:
+        for path in ROOT.joinpath(*name.split(".")[1:]).iterdir():
+            if path.is_file() and path.suffix not in (".py", ".md", ".pyc"):
+                assert f"*{path.suffix}" in patterns or path.name in patterns, path
+
+
+def test_installed_packages_bring_their_data() -> None:
+    assert resources.files("phasewise.dashboard.samples").joinpath("vllm-overload.json").is_file()
+    assert resources.files("phasewise.rules").joinpath("py.typed").is_file()
+
+
+def test_the_lock_pins_every_dependency_exactly_and_names_no_index() -> None:
+    project = CONFIG["project"]
+    wanted = [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"]["dev"]]
+    for requirement in wanted:
+        pin = PINNED[canonicalize_name(requirement.name)]
+        (version,) = pin.specifier
+        assert version.operator == "=="
+        assert requirement.specifier.contains(version.version), requirement
+    assert "torch" not in PINNED
+    assert "://" not in (ROOT / "requirements.lock").read_text()
+
+
+def test_the_command_is_installed() -> None:
+    (entry,) = metadata.entry_points(group="console_scripts", name="phasewise")
+    assert entry.value == CONFIG["project"]["scripts"]["phasewise"]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_exactly_the_listed_packages(tmp_path: Path) -> None:
+    import zipfile
+
+    source = tmp_path / "source"
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listing.returncode:
+        pytest.skip("not a git checkout")
+    for name in filter(None, listing.stdout.splitlines()):
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((ROOT / name).read_bytes())
+    build = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(tmp_path), str(source)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+    )
+    if "No matching distribution" in build.stderr:
+        pytest.skip("no package index to fetch the build backend from")
+    assert build.returncode == 0, build.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
+    assert {".".join(Path(name).parts[:-1]) for name in names} == set(SETUPTOOLS["packages"])
+    assert any(name.startswith("phasewise/dashboard/samples/") and name.endswith(".gz") for name in names)
