@@ -1,0 +1,129 @@
+"""Raw spans for good: zstd Parquet by the hour of receipt, cut from journal segments that are closed and committed.
+
+``DIR/spans/date=YYYY-MM-DD/hour=HH/*.parquet``, rows sorted by trace so that one trace touches few row groups. Writing a segment
+twice gives the same files, so a crash between files and note costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from phasewise.collector.journal import JournalReader, Position
+from phasewise.collector.records import SPAN_SCHEMA
+
+HOUR_NS = 3600 * 10**9
+_ROW_GROUP = 4096  # small: a look-up of one trace reads one or two
+_NOTE = "archived.json"
+
+
+class SpanArchive:
+    """The raw spans below a data folder: Parquet of the archived segments and the tail of the journal."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.directory = data_dir / "spans"
+        self._journal = data_dir / "journal"
+
+    def trace(self, trace_id: str) -> pa.Table:
+        """All spans of a trace (SPAN_SCHEMA), each once, by start."""
+        return self.traces([trace_id]).sort_by("start_unix_ns")
+
+    def traces(self, trace_ids: Collection[str], received_after_unix_ns: int = 0) -> pa.Table:
+        """Spans of some traces, each once (the copy received first), optionally only those received lately."""
+        wanted = pa.array(sorted(set(trace_ids)), pa.string())
+        found = [self._from_files(wanted, received_after_unix_ns), *self._from_journal(wanted)]
+        return first_copies(pa.concat_tables(found))
+
+    def write(self, rows: pa.Table, name: str) -> int:
+        """Store rows under `name`, one file an hour of receipt; returns the number of rows. Same name and rows: same files."""
+        rows = first_copies(rows)
+        hours = pc.divide(rows["received_unix_ns"], HOUR_NS)
+        for hour in pc.unique(hours).to_pylist():
+            self._write_file(rows.filter(pc.equal(hours, hour)), int(hour), name)
+        return int(rows.num_rows)
+
+    def cut(self, committed: Position) -> int:
+        """Archive every closed segment that lies wholly before `committed`; returns how many."""
+        done = 0
+        for number in range(self.archived_segment() + 1, committed.segment):
+            rows = self._segment_spans(number)
+            if rows is not None:
+                self.write(rows, f"segment-{number:08d}")
+                done += 1
+            self._note(number)
+        return done
+
+    def archived_segment(self) -> int:
+        """Number of the last archived segment; 0 when none is."""
+        try:
+            return int(json.loads((self.directory / _NOTE).read_text())["segment"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return 0
+
+    def _segment_spans(self, number: int) -> pa.Table | None:
+        reader = JournalReader(self._journal)
+        position = Position(number, 0)
+        tables = []
+        while entries := reader.read(position):
+            own = [entry for entry in entries if entry.position.segment == number]
+            tables += [entry.rows for entry in own if entry.kind == "spans"]
+            if len(own) < len(entries):
+                break
+            position = entries[-1].position
+        return pa.concat_tables(tables) if tables else None
+
+    def _note(self, number: int) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self.directory / f"{_NOTE}.{os.getpid()}"
+        temporary.write_text(json.dumps({"segment": number}))
+        temporary.replace(self.directory / _NOTE)
+
+    def _write_file(self, rows: pa.Table, hour: int, name: str) -> None:
+        moment = datetime.fromtimestamp(hour * 3600, UTC)
+        folder = self.directory / f"date={moment:%Y-%m-%d}" / f"hour={moment:%H}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = folder / f".{name}.{os.getpid()}.tmp"
+        ordered = rows.sort_by([("trace_id", "ascending"), ("start_unix_ns", "ascending")])
+        pq.write_table(ordered, temporary, compression="zstd", row_group_size=_ROW_GROUP)
+        temporary.replace(folder / f"{name}.parquet")
+
+    def _from_files(self, wanted: pa.Array, received_after_unix_ns: int) -> pa.Table:
+        files = [str(path) for path in self.directory.glob("date=*/hour=*/*.parquet")]
+        if received_after_unix_ns:
+            earliest = datetime.fromtimestamp(received_after_unix_ns // HOUR_NS * 3600, UTC)
+            mark = f"date={earliest:%Y-%m-%d}/hour={earliest:%H}"
+            files = [path for path in files if "/".join(path.split("/")[-3:-1]) >= mark]
+        if not files:
+            return SPAN_SCHEMA.empty_table()
+        data = ds.dataset(files, schema=SPAN_SCHEMA, format="parquet")
+        return data.to_table(filter=pc.field("trace_id").isin(wanted), use_threads=False)
+
+    def _from_journal(self, wanted: pa.Array) -> list[pa.Table]:
+        reader = JournalReader(self._journal)
+        position: Position | None = Position(self.archived_segment() + 1, 0)
+        found = []
+        while entries := reader.read(position):
+            position = entries[-1].position
+            for entry in entries:
+                if entry.kind == "spans":
+                    found.append(entry.rows.filter(pc.is_in(entry.rows["trace_id"], wanted)))
+        return found
+
+
+def first_copies(rows: pa.Table) -> pa.Table:
+    """Each (trace_id, span_id) once, the copy received first."""
+    frame = pl.from_arrow(rows)
+    assert isinstance(frame, pl.DataFrame)
+    kept = frame.sort("received_unix_ns", maintain_order=True).unique(
+        subset=["trace_id", "span_id"], keep="first", maintain_order=True
+    )
+    return kept.to_arrow().cast(SPAN_SCHEMA)

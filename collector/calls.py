@@ -1,0 +1,168 @@
+"""Calls: which client spans are the same call as an engine's span, and which calls never reached an engine.
+
+A client's, gateway's or HTTP server's span is the same call as the engine's only as its ancestor in the same trace; siblings
+never merge. The outermost such span with exactly this call below it is the call's outer boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from phasewise.collector import trees
+from phasewise.collector.profiles import Profiles
+from phasewise.collector.requests import empty_requests, requests_of
+from phasewise.collector.turns import TURN_SCHEMA, turns_of
+from phasewise.rules.engine_profile import EngineProfile
+
+HOUR_NS = 3600 * 10**9
+SPAN = ["trace_id", "span_id"]
+NODE = ["trace_id", "node"]
+_KEEP = ("role", "profile", "name", "start_unix_ns", "end_unix_ns", "status_code")
+# What a client's own span tells of the call, where the engine's span says nothing.
+_FROM_CLIENT = ("client_request_id", "model", "finish_reason", "input_tokens", "output_tokens", "cached_tokens")
+_ABORTED = "(?i)cancel|abort|disconnect|timeout|timed out"
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """requests: engine rows completed by their clients, and rows of clients without an engine span;
+    superseded: keys of client spans that belong to an engine's row and have none of their own."""
+
+    requests: pl.DataFrame
+    turns: pl.DataFrame
+    superseded: list[str]
+
+
+def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame) -> Calls:
+    """Join the sides of each call. spans: classified, with identities; engine_rows: rows of the engine spans among them."""
+    clients = spans.filter(pl.col("role") == "client")
+    if clients.is_empty() and not spans["parent_span_id"].count():
+        return Calls(engine_rows, pl.DataFrame(schema=TURN_SCHEMA), [])
+    calls = engine_rows.select(*SPAN, "call_key")
+    nodes = pl.concat(
+        [
+            spans.join(calls, on=SPAN, how="semi").select(*SPAN, "parent_span_id", "start_unix_ns"),
+            spans.filter(pl.col("role").is_in(["client", "tool"])).select(*SPAN, "parent_span_id", "start_unix_ns"),
+        ]
+    )
+    boundary = [p.id for p in profiles.ordered if p.call_boundary]
+    chain, stale = _chain(nodes, spans)
+    chain = chain.with_columns(pl.col("profile").is_in(boundary).fill_null(False).alias("boundary"))
+    engine_chain = chain.join(calls.rename({"span_id": "node"}), on=NODE, how="inner")
+    single = _single_call_boundaries(engine_chain)
+    rows = with_flag(engine_rows, stale, "wrong_parent")
+    rows = _with_entry(rows, single)
+    rows, superseded = _with_client(profiles, rows, single, clients)
+    rows = pl.concat([rows, _lonely_clients(profiles, clients, chain, engine_chain)])
+    return Calls(*turns_of(rows, spans, chain, single), superseded)
+
+
+def with_flag(rows: pl.DataFrame, chosen: pl.DataFrame, flag: str) -> pl.DataFrame:
+    """`flag` added to the JSON list in `quality` of the chosen (trace_id, span_id)."""
+    if chosen.is_empty():
+        return rows
+    marks = chosen.select(SPAN).unique().with_columns(pl.lit(True).alias("_marked"))
+    marked = rows.join(marks, on=SPAN, how="left", maintain_order="left")
+    longer = pl.coalesce(pl.col("quality").str.strip_suffix("]") + f',"{flag}"]', pl.lit(f'["{flag}"]'))
+    return marked.with_columns(pl.when("_marked").then(longer).otherwise("quality").alias("quality")).drop("_marked")
+
+
+def _chain(nodes: pl.DataFrame, spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Ancestors of the nodes, and the nodes whose chain was cut.
+
+    From a start-up span on, or from a parent an hour older on, ancestors are not those of this call: engines fall back to a
+    span that was active when the process began.
+    """
+    chain = trees.ancestors(nodes, spans, _KEEP)
+    starts = nodes.select("trace_id", pl.col("span_id").alias("node"), pl.col("start_unix_ns").alias("_own_start"))
+    chain = chain.join(starts, on=NODE, how="left")
+    strange = (pl.col("role") == "startup") | (pl.col("_own_start") - pl.col("start_unix_ns") > HOUR_NS)
+    chain = chain.with_columns(pl.col("depth").filter(strange).min().over(NODE).alias("_cut"))
+    kept = chain.filter(pl.col("_cut").is_null() | (pl.col("depth") < pl.col("_cut")))
+    cut = chain.filter(pl.col("_cut") == 1).select("trace_id", pl.col("node").alias("span_id")).unique()
+    return kept.drop("_own_start", "_cut"), cut
+
+
+def _single_call_boundaries(engine_chain: pl.DataFrame) -> pl.DataFrame:
+    """Boundary ancestors with exactly one call below."""
+    calls_below = pl.col("call_key").n_unique().over(SPAN)
+    return engine_chain.filter("boundary").with_columns(calls_below.alias("_calls")).filter(pl.col("_calls") == 1)
+
+
+def _with_entry(rows: pl.DataFrame, single: pl.DataFrame) -> pl.DataFrame:
+    outermost = (
+        single.sort("depth", descending=True)
+        .group_by(NODE, maintain_order=True)
+        .agg(((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first().cast(pl.Float64) / 1e9).alias("_entry_s"))
+    )
+    joined = rows.join(outermost, left_on=SPAN, right_on=NODE, how="left", maintain_order="left")
+    return joined.with_columns(pl.coalesce("_entry_s", "entry_e2e_s").alias("entry_e2e_s")).drop("_entry_s")
+
+
+def _with_client(
+    profiles: Profiles, rows: pl.DataFrame, single: pl.DataFrame, clients: pl.DataFrame
+) -> tuple[pl.DataFrame, list[str]]:
+    """What the nearest client span with its own figures says of the call."""
+    telling = [p for p in profiles.ordered if p.role == "client" and p.alone]
+    nearest = (
+        single.filter(pl.col("profile").is_in([p.id for p in telling]))
+        .sort("depth")
+        .group_by(NODE, maintain_order=True)
+        .agg(pl.col("span_id").first().alias("client"))
+    )
+    if nearest.is_empty():
+        return rows, []
+    own = clients.join(nearest, left_on=SPAN, right_on=["trace_id", "client"], how="semi")
+    told = pl.concat([_alone(profile, own.filter(pl.col("profile") == profile.id)) for profile in telling])
+    facts = told.select(
+        "trace_id",
+        pl.col("span_id").alias("client"),
+        *(pl.col(name).alias(f"_client:{name}") for name in _FROM_CLIENT),
+        pl.col("ttft_s").alias("_client:entry_ttft_s"),
+    )
+    joined = rows.join(
+        nearest.join(facts, on=["trace_id", "client"], how="left"),
+        left_on=SPAN,
+        right_on=NODE,
+        how="left",
+        maintain_order="left",
+    )
+    filled = [pl.coalesce(name, f"_client:{name}").alias(name) for name in (*_FROM_CLIENT, "entry_ttft_s")]
+    return joined.with_columns(filled).select(rows.columns), told["request_key"].to_list()
+
+
+def _lonely_clients(
+    profiles: Profiles, clients: pl.DataFrame, chain: pl.DataFrame, engine_chain: pl.DataFrame
+) -> pl.DataFrame:
+    """Rows of outermost client spans without an engine span below: refused or aborted calls, or requests of their own."""
+    alone = clients.join(engine_chain.select(SPAN).unique(), on=SPAN, how="anti")
+    inner = chain.filter(pl.col("role") == "client").select("trace_id", pl.col("node").alias("span_id")).unique()
+    alone = alone.join(inner, on=SPAN, how="anti")
+    found = []
+    for profile in profiles.ordered:
+        own = alone.filter(pl.col("profile") == profile.id)
+        if not profile.alone:
+            own = own.filter(pl.col("status_code") == 2)
+        if own.is_empty():
+            continue
+        says = pl.concat_str("attributes", pl.col("status_message").fill_null(""))
+        aborted = own.select(says.str.contains(_ABORTED)).to_series()
+        failed = pl.when(aborted).then(pl.lit("aborted")).otherwise(pl.lit("refused"))
+        found.append(
+            _alone(profile, own).with_columns(
+                pl.when(pl.col("outcome") == "ok").then(pl.lit("ok")).otherwise(failed).alias("outcome"),
+                pl.col("e2e_s").alias("entry_e2e_s"),
+                pl.col("ttft_s").alias("entry_ttft_s"),
+            )
+        )
+    return pl.concat(found) if found else empty_requests()
+
+
+def _alone(profile: EngineProfile, clients: pl.DataFrame) -> pl.DataFrame:
+    """Rows of client spans by themselves; the client's process is no replica, so they have no instance."""
+    if clients.is_empty():
+        return empty_requests()
+    rows = requests_of(profile, clients, clients.clear().with_columns(pl.lit("").alias("root")))
+    return rows.with_columns(pl.lit(None, dtype=pl.String).alias("instance"), pl.col("request_key").alias("call_key"))

@@ -1,0 +1,78 @@
+"""Columns for a row from someone else who saw the same call: a client's span in another trace, a plugin's supplement.
+
+They match by identifier: gen_ai.request.id of the engine against the response id or x-request-id of the other side, API prefixes
+(`chatcmpl-`) and the prompt index (`-0`) taken off. Only empty columns are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+
+import polars as pl
+
+from phasewise.rules.engine_profile import EngineProfile
+
+NEAR_NS = 3600 * 10**9  # an identifier used again an hour later is another call
+CLIENT_COLUMNS = (
+    "client_request_id", "model", "finish_reason", "input_tokens", "output_tokens", "cached_tokens", "tenant", "route",
+    "entry_e2e_s", "entry_ttft_s", "client_gaps", "longest_gap_s", "itl_p95_s",
+)  # fmt: skip
+SUPPLEMENT_COLUMNS = (
+    "model", "tenant", "route", "priority", "request_class", "input_tokens", "cached_tokens", "output_tokens",
+    "queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "queue_slot_s", "queue_kv_s",
+    "queue_budget_s", "queue_window_s", "queue_policy_s", "preemptions", "drafted_tokens", "accepted_tokens",
+    "longest_gap_s", "segments", "finish_reason",
+)  # fmt: skip
+
+
+class Identifiers:
+    """How the identifiers of all engines are made comparable."""
+
+    def __init__(self, engines: Iterable[EngineProfile]) -> None:
+        known = list(engines)
+        self._prefixes = sorted({prefix for e in known for prefix in e.id_prefixes}, key=len, reverse=True)
+        self._suffixes = sorted({suffix for e in known for suffix in e.id_suffixes}, key=len, reverse=True)
+
+    def bare(self, column: str) -> pl.Expr:
+        """The identifier without what an API puts around it."""
+        text = pl.col(column)
+        stripped = reduce(lambda e, prefix: e.str.strip_prefix(prefix), self._prefixes, text)
+        return reduce(lambda e, suffix: e.str.strip_suffix(suffix), self._suffixes, stripped)
+
+    def pairs(self, rows: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+        """request_key of a row and `other` (request_key of the other side) of the same call, near in time, one to one.
+
+        An identifier that several calls of one side share (a client that sets it itself and repeats it) matches nothing; the
+        sequences of one call share it by right.
+        """
+        left = self._keyed(rows)
+        right = self._keyed(others).rename(
+            {"request_key": "other", "call_key": "_other_call", "arrival_unix_ns": "_other_at"}
+        )
+        found = left.join(right, on="_id", how="inner").filter(
+            (pl.col("arrival_unix_ns") - pl.col("_other_at")).abs() < NEAR_NS
+        )
+        sole = (pl.col("call_key").n_unique().over("other") == 1) & (
+            pl.col("other").n_unique().over("request_key") == 1
+        )
+        return found.filter(sole).select("request_key", "other").unique()
+
+    def _keyed(self, rows: pl.DataFrame) -> pl.DataFrame:
+        shared = [
+            rows.select("request_key", "call_key", "arrival_unix_ns", self.bare(column).alias("_id"))
+            for column in ("request_id", "client_request_id")
+        ]
+        return pl.concat(shared).filter(pl.col("_id").is_not_null()).unique()
+
+
+def filled(rows: pl.DataFrame, others: pl.DataFrame, pairs: pl.DataFrame, columns: Iterable[str]) -> pl.DataFrame:
+    """`rows` with empty `columns` filled from the row they are paired with."""
+    wanted = [name for name in columns if name in others.columns]
+    if pairs.is_empty() or not wanted:
+        return rows
+    donors = others.select(pl.col("request_key").alias("other"), *(pl.col(n).alias(f"_other:{n}") for n in wanted))
+    joined = rows.join(pairs, on="request_key", how="left", maintain_order="left").join(
+        donors, on="other", how="left", maintain_order="left"
+    )
+    return joined.with_columns(pl.coalesce(n, f"_other:{n}").alias(n) for n in wanted).select(rows.columns)

@@ -1,0 +1,42 @@
+"""What attribution is given, and what it gives back: the seam between the writer and the analyzer.
+
+The collector imports nothing above it, so ``dashboard/commands/serve.py`` hands the analyzer's function to the writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import polars as pl
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One engine setting as seen, and where: cache_config_info, server_info, user, plateau."""
+
+    value: object
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Everything attribution may look at for one instance.
+
+    requests: columns of `requests`, all rows of the instance that finish inside hours touched by the targets or one hour
+    before, or that overlap a target; samples, steps: the joined `engine_samples` and `engine_steps` of the same time;
+    targets: keys of the rows to attribute. Whole hours, so that what is calibrated an hour does not depend on batching.
+    """
+
+    instance: str
+    engine: str | None
+    requests: pl.DataFrame
+    samples: pl.DataFrame
+    steps: pl.DataFrame
+    targets: frozenset[str]
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+
+
+# The answer has `request_key` and any columns of `requests` to set: causes, class, margin, and what the context fills
+# (concurrency_at_arrival, decode_batch_mean, kv_usage_*, model). One row a target.
+Attribute = Callable[[Context], pl.DataFrame]

@@ -1,0 +1,39 @@
+"""Arrow tables and expositions as Polars frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import polars as pl
+import pyarrow as pa
+
+from phasewise.collector.exposition import SAMPLE_SCHEMA, Exposition
+
+
+def frame_of(rows: pa.Table | pl.DataFrame) -> pl.DataFrame:
+    """The same rows, without copying where types allow."""
+    if isinstance(rows, pl.DataFrame):
+        return rows
+    frame = pl.from_arrow(rows)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def samples_frame(
+    samples: pa.Table | pl.DataFrame | Iterable[Exposition],
+) -> tuple[pl.DataFrame, list[tuple[str, dict[str, object]]]]:
+    """Samples as one frame (SAMPLE_SCHEMA), and the settings that came with them, by instance."""
+    if isinstance(samples, pa.Table | pl.DataFrame):
+        frame = frame_of(samples)
+        missing = [
+            pl.lit(None, dtype=kind).alias(name) for name, kind in SAMPLE_SCHEMA.items() if name not in frame.columns
+        ]
+        full = frame.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in SAMPLE_SCHEMA.items())
+        return full.with_columns(pl.col("joined").fill_null(True)), []
+    found = list(samples)
+    if not found:
+        return pl.DataFrame(schema=SAMPLE_SCHEMA), []
+    settings: dict[str, dict[str, object]] = {}
+    for one in found:
+        settings.setdefault(str(one.samples["instance"][0]), {}).update(one.settings)
+    return pl.concat([one.samples for one in found]), list(settings.items())

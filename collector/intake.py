@@ -1,0 +1,261 @@
+"""What happens to a request between its socket and its reply, the same for gRPC and HTTP.
+
+inflate -> OTLP/JSON to protobuf -> scan -> redact (in a worker thread) -> journal, synced -> reply. The loop of the process
+runs this; the fronts only translate replies. Work that was begun is finished even when its sender has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+import uuid
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from phasewise.collector.committer import Committer, QueueFull
+from phasewise.collector.journal import JournalFailed, JournalFull, Kind
+from phasewise.collector.limits import IntakeLimits
+from phasewise.collector.metric_scan import scan_metrics
+from phasewise.collector.otlp_json import Signal, json_to_protobuf
+from phasewise.collector.receipts import Receipts
+from phasewise.collector.records import Scanned
+from phasewise.collector.redact import RedactionPolicy, redact_metrics, redact_spans
+from phasewise.collector.scan import scan_traces
+from phasewise.collector.wire import Malformed, TooLarge, groups
+
+Status = Literal["ok", "malformed", "too_large", "refused", "internal"]
+_WORKERS = 2  # scanning holds the interpreter lock: more threads would only hold more memory
+_INFLATE_STEP_BYTES = 1 << 18
+_INFLATE_AT_ONCE_BYTES = 4 << 20
+_GZIP = 31  # zlib's number for: gzip framing, largest window
+_WARN_EVERY_S = 60.0
+_WARNED_PEERS = 1024
+log = logging.getLogger("phasewise.receive")
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request as it came: signal, encodings, bytes, and who sent it (an address)."""
+
+    signal: Signal
+    data: bytes
+    json: bool = False
+    gzip: bool = False
+    peer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What to tell the sender. rejected: items that can never be kept; message: English, empty when there is nothing to say."""
+
+    status: Status
+    rejected: int = 0
+    message: str = ""
+    retry_after_s: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    kind: Kind
+    scanned: Scanned
+    redacted: dict[str, int]
+
+
+class Intake:
+    """Takes requests on one event loop, and holds what is under way within the limits."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        receipts: Receipts,
+        limits: IntakeLimits,
+        policy: RedactionPolicy,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.limits = limits
+        self.receipts = receipts
+        self.draining = False
+        self._committer = committer
+        self._policy = policy
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scan")
+        self._held_bytes = 0
+        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._warned_at: OrderedDict[str, float] = OrderedDict()
+
+    def reserve(self, more_bytes: int, own_bytes: int = 0) -> bool:
+        """Whether so many more bytes may be held; own_bytes: what the same request holds already. Pair with `release`."""
+        others = self._held_bytes - own_bytes
+        if others and self._held_bytes + more_bytes > self.limits.queue_bytes:
+            return False
+        self._held_bytes += more_bytes
+        return True
+
+    def release(self, held_bytes: int) -> None:
+        self._held_bytes -= held_bytes
+
+    def refusal(self, reason: str) -> Reply:
+        """ "Retry later", counted; the hint is spread so that senders do not all come back at once."""
+        self.receipts.request(f"refused_{reason}")
+        words = {
+            "queue_full": "too much is waiting to be written",
+            "journal_full": "the journal is full",
+            "journal_failed": "the disk failed",
+            "draining": "the receiver is stopping",
+        }
+        low, high = self.limits.retry_after_s
+        return Reply("refused", message=f"{words[reason]}; retry", retry_after_s=random.randint(low, high))
+
+    async def take(self, body: Body) -> Reply:
+        """Store a request. Returns when it is durable or refused."""
+        if self.draining:
+            return self.refusal("draining")
+        task = asyncio.create_task(self._take(body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.receipts.request("cancelled")
+            raise
+
+    async def drain(self, within_s: float) -> bool:
+        """Refuse what comes, finish what is under way; False when that took longer."""
+        self.draining = True
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=within_s)
+            return not late
+        return True
+
+    def close(self) -> None:
+        """Let go of the worker threads, whatever they are doing."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _take(self, body: Body) -> Reply:
+        loop = asyncio.get_running_loop()
+        try:
+            prepared = await loop.run_in_executor(self._pool, self._prepare, body)
+        except Malformed as error:
+            self.receipts.request("malformed")
+            return Reply("malformed", message=str(error))
+        except TooLarge as error:
+            self.receipts.request("too_large")
+            return Reply("too_large", message=str(error))
+        except Exception:
+            return self._broken()
+        if isinstance(prepared, Reply):
+            return prepared
+        rows = prepared.scanned.rows
+        if rows.num_rows:
+            try:
+                await asyncio.wrap_future(self._committer.submit(prepared.kind, rows))
+            except QueueFull:
+                return self.refusal("queue_full")
+            except JournalFull:
+                return self.refusal("journal_full")
+            except JournalFailed:
+                return self.refusal("journal_failed")
+        return self._stored(prepared, body.peer)
+
+    def _prepare(self, body: Body) -> _Prepared | Reply:
+        data = inflated(body.data, self.limits.request_bytes) if body.gzip else body.data
+        if body.json:
+            if len(data) > self.limits.json_bytes:
+                raise TooLarge(f"OTLP/JSON may have {self.limits.json_bytes:,} bytes, protobuf more")
+            data = json_to_protobuf(data, body.signal)
+        if body.signal == "logs":
+            return self._unsupported(data)
+        received_unix_ns = self._clock()
+        if body.signal == "traces":
+            kind: Kind = "spans"
+            scanned = scan_traces(data, received_unix_ns)
+            rows, redacted = redact_spans(scanned.rows, self._policy)
+        else:
+            kind = "metrics"
+            scanned = scan_metrics(data, received_unix_ns)
+            rows, redacted = redact_metrics(scanned.rows, self._policy)
+        self.receipts.scanned(kind, rows.num_rows, len(data), scanned.rejected, scanned.warned, redacted)
+        return _Prepared(kind, Scanned(rows, scanned.rejected, scanned.warned, scanned.first_error), redacted)
+
+    def _unsupported(self, data: bytes) -> Reply:
+        count = sum(len(group.items) for group in groups(data))
+        self.receipts.request("unsupported_signal")
+        return Reply("ok", count, "log records are not kept: send traces and metrics" if count else "")
+
+    def _stored(self, prepared: _Prepared, peer: str) -> Reply:
+        scanned = prepared.scanned
+        rejected = sum(scanned.rejected.values())
+        if rejected:
+            self.receipts.request("partial")
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(scanned.rejected.items()))
+            noun = "spans" if prepared.kind == "spans" else "points"
+            return Reply("ok", rejected, f"{rejected} {noun} refused ({reasons}); first: {scanned.first_error}")
+        self.receipts.request("ok" if scanned.rows.num_rows else "empty")
+        return Reply("ok", message=self._warning(scanned.warned, prepared.redacted, peer))
+
+    def _warning(self, warned: Mapping[str, int], redacted: Mapping[str, int], peer: str) -> str:
+        """What was changed, told to each sender at most once a minute."""
+        if not warned and not redacted:
+            return ""
+        now = time.monotonic()
+        if now - self._warned_at.get(peer, -_WARN_EVERY_S) < _WARN_EVERY_S:
+            return ""
+        self._warned_at[peer] = now
+        self._warned_at.move_to_end(peer)
+        while len(self._warned_at) > _WARNED_PEERS:
+            self._warned_at.popitem(last=False)
+        told = [f"{count} {reason}" for reason, count in sorted(warned.items())]
+        told += [f"{count} values removed ({reason})" for reason, count in sorted(redacted.items())]
+        return f"stored, but changed: {', '.join(told)}"
+
+    def _broken(self) -> Reply:
+        identifier = uuid.uuid4().hex[:12]
+        self.receipts.request("internal")
+        log.exception("request failed, error id %s", identifier)
+        return Reply("internal", message=f"internal error {identifier}; please report it with the log around that id")
+
+
+def inflated(data: bytes, limit_bytes: int) -> bytes:
+    """gzip content, of one or more members. Raises TooLarge as soon as it would grow over the limit, and Malformed.
+
+    Beyond a few MiB it is first only measured, so that what is over the limit never lies in memory, then inflated into place.
+    """
+    parts: list[bytes] = []
+    total = members = 0
+    for part, ended in _inflating(data, limit_bytes):
+        total += len(part)
+        members += ended
+        if total <= _INFLATE_AT_ONCE_BYTES:
+            parts.append(part)
+    if total <= _INFLATE_AT_ONCE_BYTES:
+        return b"".join(parts)
+    if members == 1:
+        return zlib.decompress(data, wbits=_GZIP, bufsize=total)
+    return b"".join(part for part, _ in _inflating(data, limit_bytes))
+
+
+def _inflating(data: bytes, limit_bytes: int) -> Iterator[tuple[bytes, bool]]:
+    """Parts of the content, and whether a member ended with them."""
+    total = 0
+    rest = data
+    while rest:
+        stream = zlib.decompressobj(wbits=_GZIP)
+        while not stream.eof:
+            try:
+                part = stream.decompress(rest, _INFLATE_STEP_BYTES)
+            except zlib.error as error:
+                raise Malformed(f"its gzip is damaged: {error}") from None
+            rest = stream.unconsumed_tail
+            if not part and not rest and not stream.eof:
+                raise Malformed("its gzip is cut off")
+            total += len(part)
+            if total > limit_bytes:
+                raise TooLarge(f"it has over {limit_bytes:,} bytes after decompression")
+            yield part, stream.eof
+        rest = stream.unused_data

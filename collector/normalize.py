@@ -1,0 +1,89 @@
+"""Spans of whole traces to rows: requests, turns, engine steps, engine events, supplements, and what nobody knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from phasewise.collector.calls import calls_of
+from phasewise.collector.identity import identities
+from phasewise.collector.profiles import UNMAPPED, Profiles
+from phasewise.collector.records import Annotation
+from phasewise.collector.requests import empty_requests, requests_of, slices_of
+from phasewise.collector.steps import STEP_SCHEMA, steps_of
+from phasewise.collector.turns import TURN_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class Normalized:
+    """requests (columns of requests.REQUEST_SCHEMA), turns, steps, events as frames; supplements: request-shaped rows that
+    fill others; superseded: request keys that no longer have a row; unmapped: "scope / name" -> spans."""
+
+    requests: pl.DataFrame
+    turns: pl.DataFrame
+    steps: pl.DataFrame
+    events: list[Annotation]
+    supplements: pl.DataFrame
+    superseded: list[str] = field(default_factory=list)
+    unmapped: dict[str, int] = field(default_factory=dict)
+    broken_steps: int = 0
+
+
+def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
+    """spans: columns of records.SPAN_SCHEMA, each (trace_id, span_id) once, traces as complete as they are known; already
+    classified ones (columns profile, role) are not classified again."""
+    if spans.is_empty():
+        return Normalized(
+            empty_requests(), pl.DataFrame(schema=TURN_SCHEMA), pl.DataFrame(schema=STEP_SCHEMA), [], empty_requests()
+        )
+    known = spans.join(identities(spans["resource"]), on="resource", how="left", maintain_order="left")
+    classified = known if "role" in known.columns else profiles.classify(known)
+    engines = classified.filter(pl.col("role") == "engine")
+    marks = [p.supplement for p in profiles.ordered if p.supplement]
+    supplement = pl.any_horizontal(
+        pl.lit(False), *(pl.col("attributes").str.contains(f'"{mark}":true', literal=True) for mark in marks)
+    )
+    own = engines.filter(~supplement)
+    calls = calls_of(profiles, classified, _engine_rows(profiles, own, classified))
+    steps, broken = steps_of(classified.filter(pl.col("role") == "steps"))
+    return Normalized(
+        requests=calls.requests,
+        turns=calls.turns,
+        steps=steps,
+        events=startup_events(classified),
+        supplements=_engine_rows(profiles, engines.filter(supplement), classified),
+        superseded=calls.superseded,
+        unmapped=unmapped_counts(classified),
+        broken_steps=broken,
+    )
+
+
+def _engine_rows(profiles: Profiles, roots: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    if roots.is_empty():
+        return empty_requests()
+    present = [profiles.by_id[profile] for profile in roots["profile"].unique().sort()]
+    parts = slices_of([p for p in present if p.settle == "trace"], spans, roots)
+    return pl.concat([requests_of(p, roots.filter(pl.col("profile") == p.id), parts) for p in present])
+
+
+def unmapped_counts(classified: pl.DataFrame) -> dict[str, int]:
+    """Spans of unknown engines by scope and name; digits count as one sign, so that ids in names do not make new labels."""
+    strange = classified.filter(pl.col("role") == UNMAPPED)
+    label = pl.concat_str(
+        pl.col("scope_name").fill_null("(no scope)"),
+        pl.lit(" / "),
+        pl.col("name").str.slice(0, 60).str.replace_all(r"\d+", "#"),
+    )
+    return dict(strange.group_by(label.alias("label")).len().sort("label").iter_rows())
+
+
+def startup_events(classified: pl.DataFrame) -> list[Annotation]:
+    """Start-up spans are marks on the time axis, not requests."""
+    startup = classified.filter(pl.col("role") == "startup").sort("start_unix_ns")
+    seconds = (pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9
+    rows = startup.select("start_unix_ns", "name", seconds.alias("s"), "instance").iter_rows()
+    return [
+        Annotation(unix_ns=start, kind="startup", text=f"{name}: {length:.3g} s", source=f"spans:{instance}")
+        for start, name, length, instance in rows
+    ]

@@ -1,0 +1,135 @@
+"""OTLP over gRPC: the Export methods of traces, metrics and logs, on raw bytes.
+
+A generated servicer would answer INTERNAL for a whole request with one bad byte in it, so bytes are taken as they come. The
+methods are registered as client-streaming although OTLP's are unary: on the wire one message is one message, and only so can
+a call be refused, or cut off for slowness, before its message has been read into memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+
+from phasewise.collector.intake import Body, Intake, Reply
+from phasewise.collector.otlp_json import Signal
+from phasewise.collector.receiver_http import partial_success
+
+_METHODS: dict[str, Signal] = {
+    "/opentelemetry.proto.collector.trace.v1.TraceService/Export": "traces",
+    "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export": "metrics",
+    "/opentelemetry.proto.collector.logs.v1.LogsService/Export": "logs",
+}
+_READS = 32  # messages being read at once: each may take the size limit while it arrives
+_RESPONSE_BYTES = 4 << 20
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class GrpcServer:
+    """The gRPC server on the running event loop. `bind` tells the port, or raises RuntimeError."""
+
+    def __init__(self, intake: Intake) -> None:
+        limits = intake.limits
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", limits.request_bytes),  # over it: RESOURCE_EXHAUSTED, no RetryInfo
+                ("grpc.max_send_message_length", _RESPONSE_BYTES),
+                ("grpc.max_concurrent_streams", limits.streams),
+                ("grpc.so_reuseport", 0),  # else a second process on this port would silently take half the traffic
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            ]
+        )
+        self._server.add_generic_rpc_handlers([_Handlers(intake)])
+
+    def bind(self, address: str) -> int:
+        return self._server.add_insecure_port(address)
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self, within_s: float) -> None:
+        await self._server.stop(within_s)
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+    def __init__(self, intake: Intake) -> None:
+        reads = asyncio.Semaphore(_READS)
+        self._handlers = {
+            method: grpc.stream_unary_rpc_method_handler(_export(signal, intake, reads))
+            for method, signal in _METHODS.items()
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return self._handlers.get(handler_call_details.method)  # None: UNIMPLEMENTED
+
+
+def _export(signal: Signal, intake: Intake, reads: asyncio.Semaphore) -> Callable[..., Any]:
+    async def export(_: AsyncIterator[bytes], context: Context) -> bytes:
+        if intake.draining:
+            await _abort(context, intake.refusal("draining"))
+        data = await _message(context, intake, reads)
+        size = len(data)
+        if not intake.reserve(size):
+            await _abort(context, intake.refusal("queue_full"))
+        try:
+            body = Body(signal, data, peer=_peer(context))
+            del data
+            reply = await intake.take(body)
+        finally:
+            intake.release(size)
+        if reply.status != "ok":
+            await _abort(context, reply)
+        return partial_success(signal, reply).SerializeToString()
+
+    return export
+
+
+async def _message(context: Context, intake: Intake, reads: asyncio.Semaphore) -> bytes:
+    """The one message of the call, within the time for a body."""
+    async with reads:
+        try:
+            data = await asyncio.wait_for(context.read(), intake.limits.body_s)
+        except TimeoutError:
+            intake.receipts.request("slow")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request came too slowly")
+    if not isinstance(data, bytes):  # the end of the call: cancelled, over the size limit, or without a message
+        intake.receipts.request("unread")
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+    return data
+
+
+async def _abort(context: Context, reply: Reply) -> NoReturn:
+    """End the call with the code of the reply. Retry hints go in both places that senders look at: the status details, and
+    the RetryInfo trailer that the Python exporter reads."""
+    code = {
+        "malformed": grpc.StatusCode.INVALID_ARGUMENT,
+        "too_large": grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "refused": grpc.StatusCode.UNAVAILABLE,
+        "internal": grpc.StatusCode.INTERNAL,
+    }[reply.status]
+    trailers: tuple[tuple[str, bytes], ...] = ()
+    if reply.status == "refused":
+        hint = RetryInfo(retry_delay=Duration(seconds=reply.retry_after_s))
+        packed = AnyMessage()
+        packed.Pack(hint)
+        status = Status(code=code.value[0], message=reply.message, details=[packed])
+        trailers = (
+            ("google.rpc.retryinfo-bin", hint.SerializeToString()),
+            ("grpc-status-details-bin", status.SerializeToString()),
+        )
+    await context.abort(code, reply.message, trailers)
+    raise AssertionError("abort returned")
+
+
+def _peer(context: Context) -> str:
+    """The address without its port: `ipv4:127.0.0.1:4711` is 127.0.0.1."""
+    return context.peer().partition(":")[2].rpartition(":")[0]

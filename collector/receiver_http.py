@@ -1,0 +1,256 @@
+"""OTLP over HTTP: a raw ASGI application (POST /v1/traces, /v1/metrics, /v1/logs) and the server under it.
+
+Timers: the server closes a connection that has sent no complete header within 10 s, which holds for idle ones too (HTTP clients
+reconnect); the application cuts off a body that takes over 30 s, or falls under 1 kB/s. A client that does not read its reply
+costs a few hundred bytes until it goes: replies are that small. A front end belongs before this port where it faces a network:
+TLS, connection limits by address and authentication are its part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from phasewise.collector.intake import Body, Intake, Reply
+from phasewise.collector.limits import IntakeLimits
+from phasewise.collector.otlp_json import Signal
+
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+_PATHS: dict[str, Signal] = {"/v1/traces": "traces", "/v1/metrics": "metrics", "/v1/logs": "logs"}
+_RPC_CODES = {400: 3, 404: 12, 405: 12, 408: 4, 413: 8, 415: 3, 500: 13, 503: 14}  # google.rpc.Code
+_BACKLOG = 1024
+# Through importlib, since parts of it have no types: a socket holder is made of (descriptor, is a Unix socket, backlog).
+_embedded: Any = importlib.import_module("granian.server.embed")
+_SocketHolder: Any = importlib.import_module("granian.net").SocketHolder
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class _Refused(Exception):
+    """The request ends here, with this status."""
+
+    def __init__(self, status: int, outcome: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.outcome = outcome
+        self.message = message
+        self.headers = headers or {}
+
+
+class _Gone(Exception):
+    """The client closed the connection before its body was complete."""
+
+
+def partial_success(signal: Signal, reply: Reply) -> Message:
+    """The Export response; without partial_success where there is nothing to say."""
+    if signal == "traces":
+        traces = ExportTraceServiceResponse()
+        if reply.rejected or reply.message:
+            traces.partial_success.rejected_spans = reply.rejected
+            traces.partial_success.error_message = reply.message
+        return traces
+    if signal == "metrics":
+        metrics = ExportMetricsServiceResponse()
+        if reply.rejected or reply.message:
+            metrics.partial_success.rejected_data_points = reply.rejected
+            metrics.partial_success.error_message = reply.message
+        return metrics
+    logs = ExportLogsServiceResponse()
+    if reply.rejected or reply.message:
+        logs.partial_success.rejected_log_records = reply.rejected
+        logs.partial_success.error_message = reply.message
+    return logs
+
+
+class HttpFront:
+    """The ASGI application."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._limits = intake.limits
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        answer_in = PROTOBUF if _media_type(headers) == PROTOBUF else JSON
+        held = _Held(self._intake)
+        try:
+            signal = _signal(scope)
+            _check_encodings(headers)
+            data = await self._read_body(headers, receive, held)
+            body = Body(signal, data, answer_in == JSON, headers.get("content-encoding") == "gzip", _peer(scope))
+            del data
+            reply = await self._intake.take(body)
+            await _respond(send, *_answer(signal, reply), answer_in)
+        except _Refused as refused:
+            if refused.outcome:
+                self._intake.receipts.request(refused.outcome)
+            headers_out = {**refused.headers, "connection": "close"}
+            await _respond(send, refused.status, _status(refused.status, refused.message), headers_out, answer_in)
+        except _Gone:
+            self._intake.receipts.request("cancelled")
+        finally:
+            held.release()
+
+    async def _read_body(self, headers: Mapping[str, str], receive: Receive, held: _Held) -> bytes:
+        declared = headers.get("content-length", "")
+        limit = self._limits.request_bytes
+        if declared.isdecimal() and int(declared) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        total = 0
+        started = time.monotonic()
+        while True:
+            message = await self._next_part(receive, started, total)
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
+            total += len(part)
+            if total > limit:
+                raise _too_large(limit)
+            if not held.more(len(part)):
+                reply = self._intake.refusal("queue_full")
+                raise _Refused(503, "", reply.message, {"retry-after": str(reply.retry_after_s)})
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _next_part(self, receive: Receive, started: float, total: int) -> dict[str, Any]:
+        limits = self._limits
+        # Slower than the minimum rate shows when the part after which the rate would be kept again is late.
+        allowed_s = min(limits.body_s, max(limits.slow_after_s, (total + 1) / limits.body_bytes_per_s))
+        left_s = allowed_s - (time.monotonic() - started)
+        try:
+            if left_s <= 0:
+                raise TimeoutError
+            return await asyncio.wait_for(receive(), left_s)
+        except TimeoutError:
+            words = f"the body came too slowly: {total} bytes in {time.monotonic() - started:.1f} s"
+            raise _Refused(408, "slow", words) from None
+
+
+class _Held:
+    """Bytes one request holds of the intake's budget."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._bytes = 0
+
+    def more(self, count: int) -> bool:
+        if not self._intake.reserve(count, self._bytes):
+            return False
+        self._bytes += count
+        return True
+
+    def release(self) -> None:
+        self._intake.release(self._bytes)
+        self._bytes = 0
+
+
+class HttpServer:
+    """The server: one worker on the running event loop, on a socket that is already bound."""
+
+    def __init__(self, listener: socket.socket, front: HttpFront, limits: IntakeLimits) -> None:
+        host, port = listener.getsockname()[:2]
+        # Its own way of binding neither tells the port of 0 nor refuses a busy one, so it is given our socket instead.
+        self._server: Any = _embedded.Server(
+            front,
+            host,
+            port,
+            interface=Interfaces.ASGINL,
+            http=HTTPModes.http1,
+            websockets=False,
+            log_enabled=False,
+            backlog=_BACKLOG,
+            backpressure=limits.connections,
+            http1_settings=HTTP1Settings(header_read_timeout=int(limits.header_s * 1000)),
+        )
+        self._server._init_shared_socket = lambda: self._use(listener)
+        self._task: asyncio.Task[None] | None = None
+
+    def _use(self, listener: socket.socket) -> None:
+        self._server._ssp = None
+        self._server._sfd = listener.fileno()
+        self._server._shd = _SocketHolder(listener.fileno(), False, _BACKLOG)
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve())
+
+    async def stop(self, within_s: float) -> None:
+        """Stop accepting, and give open replies that long."""
+        self._server.stop()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=within_s)
+
+    @property
+    def failed(self) -> bool:
+        return self._task is not None and self._task.done()
+
+
+def _media_type(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _peer(scope: Mapping[str, Any]) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def _signal(scope: Mapping[str, Any]) -> Signal:
+    signal = _PATHS.get(scope["path"])
+    if signal is None:
+        raise _Refused(404, "bad_request", f"no such path; OTLP is taken at {', '.join(_PATHS)}")
+    if scope["method"] != "POST":
+        raise _Refused(405, "bad_request", "only POST is answered here", {"allow": "POST"})
+    return signal
+
+
+def _check_encodings(headers: Mapping[str, str]) -> None:
+    media = _media_type(headers)
+    if media not in (PROTOBUF, JSON):
+        raise _Refused(415, "bad_request", f"content-type {media[:60]!r} is not {PROTOBUF} or {JSON}")
+    encoding = headers.get("content-encoding", "identity")
+    if encoding not in ("identity", "gzip", ""):
+        raise _Refused(415, "bad_request", f"content-encoding {encoding[:60]!r} is not gzip or identity")
+
+
+def _too_large(limit: int) -> _Refused:
+    return _Refused(413, "too_large", f"the body is over {limit:,} bytes; send smaller batches")
+
+
+def _status(status: int, message: str) -> Status:
+    return Status(code=_RPC_CODES[status], message=message)
+
+
+def _answer(signal: Signal, reply: Reply) -> tuple[int, Message, dict[str, str]]:
+    if reply.status == "ok":
+        return 200, partial_success(signal, reply), {}
+    status = {"malformed": 400, "too_large": 413, "refused": 503, "internal": 500}[reply.status]
+    headers = {"retry-after": str(reply.retry_after_s)} if reply.status == "refused" else {}
+    return status, _status(status, reply.message), headers
+
+
+async def _respond(send: Send, status: int, message: Message, headers: Mapping[str, str], answer_in: str) -> None:
+    if answer_in == PROTOBUF:
+        body = message.SerializeToString()
+    else:
+        body = json_format.MessageToJson(message, indent=None).encode()
+    every = {"content-type": answer_in, "content-length": str(len(body)), **headers}
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in every.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,250 @@
+"""What people wrote and what models answered is not kept, and neither are credentials: rows are cleaned before the journal.
+
+The default policy is metadata only. A key is content when it is one of `content_keys` or lies under one (`gen_ai.prompt.0.content`
+under `gen_ai.prompt`); it is a credential when its name holds one of `credential_words`. Its value is replaced by its length,
+so that a page can say "6,300,000 bytes were here" and nothing more. Keys inside maps and lists are judged the same way, as are
+the attributes of events, links and resources. Events that carry a message (`message_events`) lose every text in their
+attributes except those of `safe_keys`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from phasewise.collector.attributes import Value, to_json, to_sorted_json, whole_length_bytes
+
+CONTENT_KEYS = (
+    # OpenTelemetry GenAI conventions, past and present
+    "gen_ai.prompt",
+    "gen_ai.completion",
+    "gen_ai.content",
+    "gen_ai.input.messages",
+    "gen_ai.output.messages",
+    "gen_ai.system_instructions",
+    "gen_ai.system.message",
+    "gen_ai.tool.definitions",
+    "gen_ai.tool.call.arguments",
+    "gen_ai.tool.call.result",
+    "gen_ai.tool.arguments",
+    "gen_ai.tool.result",
+    "gen_ai.tool.message",
+    "gen_ai.retrieval.documents",
+    "gen_ai.retrieval.query.text",
+    "gen_ai.event.content",
+    # OpenInference
+    "input.value",
+    "output.value",
+    "llm.prompts",
+    "llm.completions",
+    "llm.input_messages",
+    "llm.output_messages",
+    "llm.prompt_template",
+    "llm.function_call",
+    "llm.tools",
+    "retrieval.documents",
+    "embedding.embeddings",
+    "embedding.text",
+    "document.content",
+    "tool.parameters",
+    # OpenLLMetry
+    "traceloop.entity.input",
+    "traceloop.entity.output",
+    "llm.request.functions",
+    # gateways and engines: LiteLLM, Dynamo, Text Generation Inference (its debug text holds stop sequences and templates)
+    "llm.request.messages",
+    "llm.response.content",
+    "request_payload",
+    "response_payload",
+    "payload",
+    "parameters",
+    "inputs",
+    "prompt",
+    "completion",
+    "messages",
+    "message.content",
+    "content",
+    "body",
+    "instructions",
+    "system_prompt",
+    "user_prompt",
+    # HTTP
+    "http.request.body",
+    "http.response.body",
+    "url.query",
+)
+CREDENTIAL_WORDS = ("authorization", "cookie", "api_key", "api-key", "apikey", "password", "passwd", "secret", "bearer")
+# Under a content key, but telling nothing of the content.
+SAFE_KEYS = ("role", "finish_reason", "finish_reasons", "id", "index", "type")
+# Sizes of bodies are numbers worth keeping.
+SIZE_KEYS = ("http.request.body.size", "http.response.body.size")
+# URLs keep their path; what follows the question mark may be anything.
+URL_KEYS = ("url.full", "http.url", "http.target")
+MESSAGE_EVENTS = (
+    "gen_ai.system.message",
+    "gen_ai.user.message",
+    "gen_ai.assistant.message",
+    "gen_ai.tool.message",
+    "gen_ai.choice",
+    "gen_ai.content.prompt",
+    "gen_ai.content.completion",
+    "gen_ai.client.inference.operation.details",
+)
+
+
+@dataclass(frozen=True)  # no slots: the regular expression is made once and kept beside the fields
+class RedactionPolicy:
+    """What is removed. `content`: keep prompts and answers; credentials are removed all the same.
+
+    Not judged: span names, status messages and `exception.*`, which tell why something failed; they are only cut in length.
+    """
+
+    content: bool = False
+    content_keys: tuple[str, ...] = CONTENT_KEYS
+    credential_words: tuple[str, ...] = CREDENTIAL_WORDS
+    safe_keys: tuple[str, ...] = SAFE_KEYS
+    size_keys: tuple[str, ...] = SIZE_KEYS
+    url_keys: tuple[str, ...] = URL_KEYS
+    message_events: tuple[str, ...] = field(default=MESSAGE_EVENTS)
+
+    @cached_property
+    def suspects(self) -> str:
+        """Regular expression (RE2) of JSON text that needs a closer look: most spans of an engine need none."""
+        words = "|".join(re.escape(word) for word in self.credential_words)
+        names = [*self.url_keys, *(() if self.content else (*self.content_keys, *self.message_events))]
+        keys = "|".join(re.escape(name) for name in names)
+        return rf'(?i)"[^"]*(?:{words})[^"]*":|"(?:{keys})[".]'
+
+    def reason(self, key: str) -> str | None:
+        """Why a value under this key must go: content, credential; None where it may stay."""
+        lowered = key.lower()
+        if any(word in lowered for word in self.credential_words):
+            return "credential"
+        if self.content or lowered in self.size_keys:
+            return None
+        if any(lowered == name or lowered.startswith(f"{name}.") for name in self.content_keys):
+            return (
+                None if lowered.rpartition(".")[2] in self.safe_keys and lowered not in self.content_keys else "content"
+            )
+        return None
+
+
+DEFAULT_POLICY = RedactionPolicy()
+
+
+def redact_spans(rows: pa.Table, policy: RedactionPolicy = DEFAULT_POLICY) -> tuple[pa.Table, dict[str, int]]:
+    """The rows with content and credentials replaced by their length; counts of values: content, credential, url_query."""
+    counts: dict[str, int] = {}
+    for column, redact in (
+        ("attributes", _object_text),
+        ("resource", _sorted_object_text),
+        ("events", _list_text),
+        ("links", _list_text),
+    ):
+        rows = _redacted_column(rows, column, redact, policy, counts)
+    return rows, counts
+
+
+def redact_metrics(rows: pa.Table, policy: RedactionPolicy = DEFAULT_POLICY) -> tuple[pa.Table, dict[str, int]]:
+    """The same for metric points."""
+    counts: dict[str, int] = {}
+    for column, redact in (("attributes", _object_text), ("resource", _sorted_object_text)):
+        rows = _redacted_column(rows, column, redact, policy, counts)
+    return rows, counts
+
+
+_Redact = Callable[[str, RedactionPolicy, dict[str, int]], str]
+
+
+def _redacted_column(
+    rows: pa.Table, name: str, redact: _Redact, policy: RedactionPolicy, counts: dict[str, int]
+) -> pa.Table:
+    column = rows[name]
+    suspicious = pc.match_substring_regex(column, policy.suspects)
+    if not pc.any(suspicious).as_py():
+        return rows
+    seen: dict[str, tuple[str, dict[str, int]]] = {}  # a resource comes with every span of its request
+    cleaned: list[str | None] = []
+    for text, suspect in zip(column.to_pylist(), suspicious.to_pylist(), strict=True):
+        if not suspect or text is None:
+            cleaned.append(text)
+            continue
+        if text not in seen:
+            own: dict[str, int] = {}
+            seen[text] = (redact(text, policy, own), own)
+        clean, own = seen[text]
+        cleaned.append(clean)
+        for reason, count in own.items():
+            counts[reason] = counts.get(reason, 0) + count
+    return rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), pa.array(cleaned, pa.string()))
+
+
+def _object_text(text: str, policy: RedactionPolicy, counts: dict[str, int]) -> str:
+    return to_json(_members(json.loads(text), policy, counts))
+
+
+def _sorted_object_text(text: str, policy: RedactionPolicy, counts: dict[str, int]) -> str:
+    return to_sorted_json(_members(json.loads(text), policy, counts))
+
+
+def _list_text(text: str, policy: RedactionPolicy, counts: dict[str, int]) -> str:
+    """Events and links: lists of objects with an `attributes` object in them."""
+    items = json.loads(text)
+    for item in items:
+        bears_message = not policy.content and str(item.get("name", "")).lower() in policy.message_events
+        attributes = _members(item["attributes"], policy, counts)
+        if bears_message:
+            attributes = {key: _message_value(key, value, policy, counts) for key, value in attributes.items()}
+        item["attributes"] = attributes
+    return to_json(items)
+
+
+def _members(found: dict[str, Value], policy: RedactionPolicy, counts: dict[str, int]) -> dict[str, Value]:
+    return {key: _value(key, value, policy, counts) for key, value in found.items()}
+
+
+def _value(key: str, value: Value, policy: RedactionPolicy, counts: dict[str, int]) -> Value:
+    reason = policy.reason(key)
+    if reason == "credential" or (reason == "content" and not _is_number(value)):
+        return _replaced(value, reason, counts)
+    if isinstance(value, dict):
+        return _members(value, policy, counts)
+    if isinstance(value, list):
+        return [_value("", item, policy, counts) for item in value]
+    if isinstance(value, str) and "?" in value and key.lower() in policy.url_keys:
+        counts["url_query"] = counts.get("url_query", 0) + 1
+        return value.partition("?")[0]
+    return value
+
+
+def _message_value(key: str, value: Value, policy: RedactionPolicy, counts: dict[str, int]) -> Value:
+    """In a message event only numbers, truth values and the safe keys stay."""
+    if _is_number(value) or key.lower().rpartition(".")[2] in policy.safe_keys:
+        return value
+    return _replaced(value, "content", counts)
+
+
+def _is_number(value: Value) -> bool:
+    """Counts and sizes tell no text; lists of numbers may (token ids, embeddings)."""
+    return isinstance(value, int | float)
+
+
+def _replaced(value: Value, reason: str, counts: dict[str, int]) -> Value:
+    if value is None or _is_mark(value):
+        return value
+    counts[reason] = counts.get(reason, 0) + 1
+    length = whole_length_bytes(value) if isinstance(value, str) else len(to_json(value).encode())
+    return f"[{reason} removed: {length} bytes]"
+
+
+_MARK = re.compile(r"\[(?:content|credential) removed: \d+ bytes\]")
+
+
+def _is_mark(value: Value) -> bool:
+    return isinstance(value, str) and _MARK.fullmatch(value) is not None

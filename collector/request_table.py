@@ -1,0 +1,161 @@
+"""Writing rows of `requests`: what is new, what changed, what is the same again; rows of several sources made one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from phasewise.collector.attribution import typed, without_attribution
+from phasewise.collector.completion import CLIENT_COLUMNS, NEAR_NS, SUPPLEMENT_COLUMNS, Identifiers, filled
+from phasewise.collector.requests import FULL_SCHEMA, REQUEST_SCHEMA
+from phasewise.collector.store import Transaction
+
+# Normalization may say these anew (a late parent, a model of another source) without the row saying something else.
+_NOT_COMPARED = ("request_key", "received_unix_ns", "provenance")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """rows: whole rows that are new or changed, attribution emptied only where it was never made; gone: rows to delete."""
+
+    rows: pl.DataFrame
+    gone: list[str]
+
+
+def changes_of(
+    transaction: Transaction,
+    identifiers: Identifiers,
+    made: pl.DataFrame,
+    supplements: pl.DataFrame,
+    superseded: Sequence[str],
+) -> Changes:
+    """What the table has to take of rows that normalization made (REQUEST_SCHEMA)."""
+    if made.is_empty() and supplements.is_empty():
+        return Changes(typed(made), list(superseded))
+    made = made.unique("request_key", keep="first", maintain_order=True)
+    made, gone = _with_other_sides(transaction, identifiers, made)
+    rows = _merged(_stored(transaction, made), made)
+    completed = _supplemented(transaction, identifiers, rows, supplements)
+    return Changes(completed, [*superseded, *gone])
+
+
+def _stored(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:
+    """Rows in the table under the same keys."""
+    if made.is_empty():
+        return typed(made)
+    found = transaction.query(
+        "SELECT * FROM requests r SEMI JOIN keys k ON r.request_key = k.request_key "
+        "WHERE r.finished_unix_ns BETWEEN ? AND ?",
+        [_low(made) - NEAR_NS, _high(made) + NEAR_NS],
+        keys=made.select("request_key"),
+    )
+    return typed(found)
+
+
+def _merged(stored: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
+    """New rows, and stored rows with what normalization says differently now; values it does not know are kept."""
+    new = made.join(stored.select("request_key"), on="request_key", how="anti", maintain_order="left")
+    if stored.is_empty():
+        return without_attribution(new)
+    pairs = stored.join(made, on="request_key", how="inner", suffix=":new")
+    compared = [name for name in REQUEST_SCHEMA if name not in _NOT_COMPARED]
+    differs = pl.any_horizontal(
+        pl.col(f"{name}:new").is_not_null() & pl.col(name).ne_missing(pl.col(f"{name}:new")) for name in compared
+    )
+    changed = pairs.filter(differs).with_columns(
+        pl.coalesce(f"{name}:new", name).alias(name) for name in REQUEST_SCHEMA if name != "request_key"
+    )
+    return pl.concat([without_attribution(new), changed.select(list(FULL_SCHEMA))])
+
+
+def _with_other_sides(
+    transaction: Transaction, identifiers: Identifiers, made: pl.DataFrame
+) -> tuple[pl.DataFrame, list[str]]:
+    """Engine rows completed by clients' rows of the same call, which then have no row of their own; `gone`: those stored."""
+    engine = made.filter(pl.col("instance").is_not_null())
+    client = made.filter(pl.col("instance").is_null())
+    window = [_low(made) - NEAR_NS, _high(made) + NEAR_NS]
+    stored_clients = transaction.query(
+        "SELECT * FROM requests WHERE instance IS NULL AND outcome = 'ok' AND finished_unix_ns BETWEEN ? AND ?", window
+    )
+    gone: list[str] = []
+    everyone = pl.concat([typed(client.filter(pl.col("outcome") == "ok")), typed(stored_clients)]).unique("request_key")
+    if not engine.is_empty() and not everyone.is_empty():
+        pairs = identifiers.pairs(engine, everyone)
+        engine = filled(engine, everyone, pairs, CLIENT_COLUMNS)
+        gone = pairs["other"].unique().to_list()
+        client = client.filter(~pl.col("request_key").is_in(gone))
+    answered = client.filter((pl.col("outcome") == "ok") & pl.col("client_request_id").is_not_null())
+    if not answered.is_empty():
+        stored_engines = transaction.query(
+            "SELECT * FROM requests WHERE instance IS NOT NULL AND finished_unix_ns BETWEEN ? AND ?", window
+        )
+        pairs = identifiers.pairs(typed(stored_engines), answered)
+        if not pairs.is_empty():
+            hit = typed(stored_engines).join(pairs, on="request_key", how="semi")
+            completed = filled(hit, answered, pairs, CLIENT_COLUMNS).select(list(REQUEST_SCHEMA))
+            others = engine.filter(~pl.col("request_key").is_in(completed["request_key"].to_list()))
+            engine = pl.concat([others, completed])
+            client = client.filter(~pl.col("request_key").is_in(pairs["other"].to_list()))
+    return pl.concat([engine, client]), gone
+
+
+def _supplemented(
+    transaction: Transaction, identifiers: Identifiers, rows: pl.DataFrame, supplements: pl.DataFrame
+) -> pl.DataFrame:
+    """Rows with what supplements say; a supplement whose row has not come waits in its table."""
+    everything = typed(supplements)
+    window = [min(_low(rows), _low(everything)) - NEAR_NS, max(_high(rows), _high(everything)) + NEAR_NS]
+    waiting = typed(transaction.query("SELECT * FROM supplements WHERE finished_unix_ns BETWEEN ? AND ?", window))
+    everything = pl.concat([everything, waiting]).unique("request_key", keep="first")
+    if everything.is_empty():
+        return rows
+    stored = transaction.query(
+        "SELECT * FROM requests WHERE instance IS NOT NULL AND finished_unix_ns BETWEEN ? AND ?", window
+    )
+    known = rows["request_key"].to_list()
+    candidates = pl.concat([rows, typed(stored).filter(~pl.col("request_key").is_in(known))])
+    pairs = identifiers.pairs(candidates, everything)
+    used = pairs.select(pl.col("other").alias("request_key"))
+    transaction.run(
+        "DELETE FROM supplements WHERE request_key IN (SELECT request_key FROM done)",
+        done=everything.select("request_key"),
+    )
+    transaction.insert("supplements", everything.join(used, on="request_key", how="anti").select(list(REQUEST_SCHEMA)))
+    touched = candidates.filter(pl.col("request_key").is_in([*known, *pairs["request_key"].to_list()]))
+    return filled(touched, everything, pairs, SUPPLEMENT_COLUMNS)
+
+
+def replace_rows(transaction: Transaction, rows: pl.DataFrame) -> None:
+    """Write whole rows; rows of the same keys go."""
+    if rows.is_empty():
+        return
+    delete_rows(transaction, rows.select("request_key"), _low(rows) - NEAR_NS, _high(rows) + NEAR_NS)
+    transaction.insert("requests", rows)
+
+
+def delete_rows(transaction: Transaction, keys: pl.DataFrame, low: int, high: int) -> None:
+    """Delete rows of these keys that finished between `low` and `high` (the range keeps the look-up small)."""
+    transaction.run(
+        "DELETE FROM requests WHERE finished_unix_ns BETWEEN ? AND ? AND request_key IN (SELECT request_key FROM gone)",
+        [low, high],
+        gone=keys,
+    )
+
+
+def replace_turns(transaction: Transaction, traces: pl.DataFrame, turns: pl.DataFrame) -> None:
+    """Write the turns of some traces (column trace_id); what those traces had before goes, a root may have come late."""
+    transaction.run("DELETE FROM turns WHERE trace_id IN (SELECT trace_id FROM traces)", traces=traces)
+    transaction.insert("turns", turns)
+
+
+def _low(rows: pl.DataFrame) -> int:
+    value = rows["finished_unix_ns"].min()
+    return int(value) if isinstance(value, int) else 2**61
+
+
+def _high(rows: pl.DataFrame) -> int:
+    value = rows["finished_unix_ns"].max()
+    return int(value) if isinstance(value, int) else 0

@@ -1,0 +1,125 @@
+"""Request spans of one profile to rows of `requests`: what the span, its resource and its child spans say."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from phasewise.collector import phases, trees
+from phasewise.collector.keys import span_keys
+from phasewise.collector.readings import Value, attribute_columns, counts, numbers, read_key, texts, triples
+from phasewise.collector.records import Request
+from phasewise.collector.schemas import polars_schema
+from phasewise.rules.engine_profile import EngineProfile
+from phasewise.rules.vocabulary import CAUSE_COLUMNS
+
+FULL_SCHEMA = polars_schema(Request)
+ATTRIBUTED = (*CAUSE_COLUMNS, *list(FULL_SCHEMA)[list(FULL_SCHEMA).index(CAUSE_COLUMNS[-1]) + 1 :])
+# What normalization makes; the attribution columns follow in the table.
+REQUEST_SCHEMA = {name: kind for name, kind in FULL_SCHEMA.items() if name not in ATTRIBUTED}
+
+
+def requests_of(profile: EngineProfile, roots: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `requests` (REQUEST_SCHEMA), one a row of `roots`, in their order.
+
+    roots: spans with `instance`, `service`, `service_version`; parts: spans with `root`, the span id of their request.
+    """
+    frame = _read(profile, roots)
+    own_parts = parts.join(
+        roots.select("trace_id", pl.col("span_id").alias("root")), on=["trace_id", "root"], how="semi"
+    )
+    if profile.slices and not own_parts.is_empty():
+        frame = phases.with_slices(frame, profile, own_parts)
+    frame = _with_part_facts(frame, profile, own_parts)
+    frame = phases.settled(frame, profile)
+    frame = phases.completed(_with_all_columns(frame))
+    finished = pl.col("arrival_unix_ns") + (pl.col("e2e_s") * 1e9).round().cast(pl.Int64)
+    keys = span_keys(frame["trace_id"], frame["span_id"])
+    frame = frame.with_columns(keys.alias("request_key"), finished.alias("finished_unix_ns"))
+    call = pl.concat_str("instance", "request_id", separator="/")
+    return frame.with_columns(pl.coalesce(call, "request_key").alias("call_key")).select(
+        pl.col(name).cast(kind) for name, kind in REQUEST_SCHEMA.items()
+    )
+
+
+def empty_requests() -> pl.DataFrame:
+    return pl.DataFrame(schema=REQUEST_SCHEMA)
+
+
+def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
+    """Attributes as columns; the engine's own end-to-end figure, else the span's length."""
+    rows = len(roots)
+    keys = [*profile.times.values(), *profile.counts.values(), *profile.texts.values()]
+    own = attribute_columns(roots["attributes"], (name for key in keys for name in key.attributes))
+    resource_names = [name for key in keys for name in key.resource]
+    resource: dict[str, list[Value]] = attribute_columns(roots["resource"], resource_names) if resource_names else {}
+    columns = [
+        *(numbers(read_key(k, own, resource, rows), k.scale).alias(name) for name, k in profile.times.items()),
+        *(counts(read_key(k, own, resource, rows)).alias(name) for name, k in profile.counts.items()),
+    ]
+    for name, key in profile.texts.items():
+        values = read_key(key, own, resource, rows)
+        columns.append((triples(values) if name == "segments" else texts(values)).alias(name))
+    lost = pl.when((pl.col("dropped") > 0) | pl.col("flags").str.contains("attributes_cut", literal=True))
+    frame = roots.select(
+        "trace_id",
+        "span_id",
+        "instance",
+        "service",
+        *(["dataset"] if "dataset" in roots.columns else []),
+        pl.col("start_unix_ns").alias("arrival_unix_ns"),
+        "received_unix_ns",
+        ((pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9).alias("_span_s"),
+        pl.lit(profile.id).alias("engine"),
+        pl.when(pl.col("status_code") == 2)
+        .then(pl.lit(profile.error_outcome))
+        .otherwise(pl.lit("ok"))
+        .alias("outcome"),
+        pl.lit("otlp").alias("source"),
+        pl.concat_list(lost.then(pl.lit("truncated"))).alias("_flags"),
+    ).with_columns(columns)
+    frame = phases.judged(frame, profile.times)
+    own_e2e = pl.col("e2e_s") if "e2e_s" in frame.columns else pl.lit(None, dtype=pl.Float64)
+    span = pl.when(pl.col("_span_s") >= 0).then(pl.col("_span_s")).otherwise(pl.lit(0.0))
+    source = pl.when(own_e2e.is_not_null()).then(pl.lit("measured:attribute")).otherwise(pl.lit("measured:span"))
+    frame = phases.flagged(frame, pl.when(pl.col("_span_s") < 0).then(pl.lit("negative_duration")))
+    return frame.with_columns(pl.coalesce(own_e2e, span).alias("e2e_s"), source.alias("_source:e2e_s"))
+
+
+def _with_part_facts(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame) -> pl.DataFrame:
+    """Counts of span events over a request's parts, and an error of a part as the outcome."""
+    if profile.settle != "trace":
+        return frame
+    if parts.is_empty():
+        nothing = [pl.lit(None, dtype=pl.Int64).alias(name) for name in profile.events if name not in frame.columns]
+        return frame.with_columns(nothing)
+    tallies = [
+        pl.col("events")
+        .str.count_matches(f'"name":"{event}"', literal=True)
+        .sum()
+        .cast(pl.Int64)
+        .alias(f"_events:{name}")
+        for name, event in profile.events.items()
+    ]
+    facts = parts.group_by(phases.GROUP).agg(*tallies, (pl.col("status_code") == 2).any().alias("_part_failed"))
+    frame = frame.join(facts, left_on=["trace_id", "span_id"], right_on=phases.GROUP, how="left", maintain_order="left")
+    columns = [pl.col(f"_events:{name}").alias(name) for name in profile.events]
+    failed = pl.col("_part_failed").fill_null(False) & (pl.col("outcome") == "ok")
+    outcome = pl.when(failed).then(pl.lit(profile.error_outcome)).otherwise(pl.col("outcome")).alias("outcome")
+    return frame.with_columns(*columns, outcome)
+
+
+def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
+    missing = [
+        pl.lit(None, dtype=kind).alias(name) for name, kind in REQUEST_SCHEMA.items() if name not in frame.columns
+    ]
+    return frame.with_columns(missing)
+
+
+def slices_of(profiles: list[EngineProfile], spans: pl.DataFrame, roots: pl.DataFrame) -> pl.DataFrame:
+    """Child spans that some profile reads (by name, or because of an event or an error), with their request as `root`."""
+    if not profiles:
+        return spans.clear().with_columns(pl.lit(None, dtype=pl.String).alias("root"))
+    names = sorted({name for profile in profiles for name in profile.slice_names})
+    wanted = pl.col("name").is_in(names) | pl.col("events").is_not_null() | (pl.col("status_code") == 2)
+    parts = spans.filter((pl.col("role") == "part") & wanted)
+    return trees.owners(parts, roots, spans)

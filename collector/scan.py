@@ -1,0 +1,183 @@
+"""OTLP traces to columns.
+
+Kept as they came: times, ids, kinds, unknown attributes. A span is refused (counted by reason, its neighbours stay) only when
+nothing could ever be done with it: no valid trace or span id, no start, a time beyond signed 64 bits, undecodable bytes.
+An end before its start is kept and flagged `negative_duration`: the attributes may still tell the durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from phasewise.collector.attributes import Notes, Value, cut_text, read_attributes, to_json, to_sorted_json
+from phasewise.collector.limits import SPAN_LIMITS
+from phasewise.collector.records import SPAN_SCHEMA, Scanned
+from phasewise.collector.wire import Group, Malformed, decoded, groups
+
+_BATCH_ROWS = 4096  # rows held as Python objects before they become columns
+_MAX_UNIX_NS = (1 << 63) - 1
+_NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
+_REPLACED = "\ufffd"
+
+
+def scan_traces(body: bytes, received_unix_ns: int) -> Scanned:
+    """Rows of one ExportTraceServiceRequest (protobuf), in the order they came; columns of records.SPAN_SCHEMA.
+
+    Raises Malformed when the request, or every span in it, cannot be decoded. Flags (column `flags`, counts in `warned`):
+    sanitised (text holds U+FFFD: invalid UTF-8, replaced here or by the sender), truncated, attributes_cut, key_dropped,
+    duplicate_key, too_deep, events_cut, links_cut, parent_invalid, negative_duration, future.
+    Rejected: undecodable, trace_id, span_id, start_missing, time_range.
+    """
+    warned: dict[str, int] = {}
+    rejected: dict[str, int] = {}
+    errors: list[str] = []
+    batches = list(_batches(groups(body), received_unix_ns, warned, rejected, errors))
+    rows = pa.Table.from_batches(batches, schema=SPAN_SCHEMA)
+    if not rows.num_rows and set(rejected) == {"undecodable"}:
+        raise Malformed("none of its spans can be decoded")
+    return Scanned(rows, rejected, warned, errors[0] if errors else "")
+
+
+def _batches(
+    found: Iterable[Group], received_unix_ns: int, warned: dict[str, int], rejected: dict[str, int], errors: list[str]
+) -> Iterator[pa.RecordBatch]:
+    notes = Notes()
+    rows: list[tuple[object, ...]] = []
+    count = 0
+    for group in found:
+        resource, shared_flags = _resource_json(group.resource, notes)
+        scope = decoded(InstrumentationScope, group.scope) or InstrumentationScope()
+        scope_name = cut_text(scope.name, notes) or None
+        scope_version = cut_text(scope.version, notes) or None
+        shared_flags += notes.take()
+        for data in group.items:
+            count += 1
+            span = decoded(Span, data)
+            reason, problem = ("undecodable", "cannot be decoded") if span is None else _fault(span)
+            if span is None or reason:
+                rejected[reason] = rejected.get(reason, 0) + 1
+                name = repr(span.name[:60]) if span is not None else "?"
+                errors[:] = errors or [f"span {count} ({name}): {problem}"]
+                continue
+            row = _row(span, notes, received_unix_ns)
+            flags = list(dict.fromkeys([*shared_flags, *notes.take()]))
+            for flag in flags:
+                warned[flag] = warned.get(flag, 0) + 1
+            flags_json = to_json(flags) if flags else None
+            rows.append((*row[:9], scope_name, scope_version, resource, *row[9:], flags_json, received_unix_ns))
+            if len(rows) >= _BATCH_ROWS:
+                yield _columns(rows)
+                rows = []
+    if rows:
+        yield _columns(rows)
+
+
+def _columns(rows: list[tuple[object, ...]]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SPAN_SCHEMA)
+
+
+def _resource_json(data: bytes, notes: Notes) -> tuple[str, list[str]]:
+    """Sorted JSON of a resource's attributes, and the flags it gives to each span under it."""
+    resource = decoded(Resource, data)
+    if resource is None:
+        raise Malformed("one of its resources cannot be decoded")
+    text = to_sorted_json(read_attributes(resource.attributes, notes, SPAN_LIMITS.resource_attributes))
+    if _REPLACED in text:
+        notes.add("sanitised")
+    return text, notes.take()
+
+
+def _fault(span: Span) -> tuple[str, str]:
+    """Reason and sentence why a span cannot be kept; two empty texts where it can."""
+    trace_id, span_id = span.trace_id, span.span_id
+    if len(trace_id) != 16 or trace_id == _NO_TRACE:
+        what = "is all zero" if trace_id == _NO_TRACE else f"has {len(trace_id)} bytes, not 16"
+        return "trace_id", f"traceId {what}"
+    if len(span_id) != 8 or span_id == _NO_SPAN:
+        what = "is all zero" if span_id == _NO_SPAN else f"has {len(span_id)} bytes, not 8"
+        return "span_id", f"spanId {what}"
+    if not span.start_time_unix_nano:
+        return "start_missing", "startTimeUnixNano is missing or 0"
+    if span.start_time_unix_nano > _MAX_UNIX_NS or span.end_time_unix_nano > _MAX_UNIX_NS:
+        return "time_range", "startTimeUnixNano or endTimeUnixNano lies beyond the year 2262"
+    return "", ""
+
+
+def _row(span: Span, notes: Notes, received_unix_ns: int) -> tuple[object, ...]:
+    """Columns of the span itself; those of resource and scope, the flags and the receipt are the caller's."""
+    start, end = span.start_time_unix_nano, span.end_time_unix_nano
+    if end < start:
+        notes.add("negative_duration")
+    if start - received_unix_ns > SPAN_LIMITS.future_s * 1e9:
+        notes.add("future")
+    name = cut_text(span.name, notes)
+    attributes = to_json(read_attributes(span.attributes, notes)) if span.attributes else "{}"
+    events = _events_json(span, notes) if span.events else None
+    links = _links_json(span, notes) if span.links else None
+    message = cut_text(span.status.message, notes) or None
+    if any(text is not None and _REPLACED in text for text in (name, attributes, events, links, message)):
+        notes.add("sanitised")
+    return (
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        _parent(span, notes),
+        name,
+        span.kind,
+        start,
+        end,
+        span.status.code,
+        message,
+        attributes,
+        events,
+        links,
+        span.dropped_attributes_count + span.dropped_events_count + span.dropped_links_count,
+    )
+
+
+def _parent(span: Span, notes: Notes) -> str | None:
+    """None for a root; eight zero bytes mean the same, and anything but eight bytes is no id at all."""
+    parent: bytes = span.parent_span_id
+    if not parent or parent == _NO_SPAN:
+        return None
+    if len(parent) != 8:
+        notes.add("parent_invalid")
+        return None
+    return parent.hex()
+
+
+def _events_json(span: Span, notes: Notes) -> str:
+    events: list[Value] = []
+    for event in span.events[: SPAN_LIMITS.events]:
+        if event.time_unix_nano > _MAX_UNIX_NS:
+            notes.add("events_cut")
+            continue
+        events.append(
+            {
+                "name": cut_text(event.name, notes),
+                "unix_ns": event.time_unix_nano,
+                "attributes": read_attributes(event.attributes, notes),
+            }
+        )
+    if len(span.events) > SPAN_LIMITS.events:
+        notes.add("events_cut")
+    return to_json(events)
+
+
+def _links_json(span: Span, notes: Notes) -> str:
+    links: list[Value] = []
+    for link in span.links[: SPAN_LIMITS.links]:
+        if len(link.trace_id) != 16 or len(link.span_id) != 8:
+            notes.add("links_cut")
+            continue
+        attributes = read_attributes(link.attributes, notes)
+        links.append({"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), "attributes": attributes})
+    if len(span.links) > SPAN_LIMITS.links:
+        notes.add("links_cut")
+    return to_json(links)

@@ -1,0 +1,104 @@
+"""The tables of the store: which exist, their columns, and how a file of an older release is brought up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from phasewise.collector import records
+from phasewise.rules.vocabulary import CAUSE_COLUMNS
+
+SCHEMA_VERSION = 1
+ROLLUP_SUMS = ("e2e", "ttft", "queue", "context", "prefill", "first_token", "decode", "external")
+ROLLUP_HISTOGRAMS = ("e2e", "ttft", "tpot", "queue")
+GAMMA = 1.02  # bucket b holds values in [GAMMA^b, GAMMA^(b+1)): 1 % off at the middle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A stored verdict with the window it was made for and everything it rests on."""
+
+    finding: str
+    created_unix_ns: int
+    from_unix_ns: int
+    to_unix_ns: int
+    verdict: str  # JSON
+    inputs: str | None = None  # JSON: filters, objectives, counts
+    rules_version: str | None = None
+    stage: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPosition:
+    """Where a reader of the journal stands; committed in the transaction of the rows it made."""
+
+    name: str
+    position: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter:
+    """Something that happened, how often: duplicates, unmapped spans by scope, refused lines."""
+
+    name: str
+    label: str = ""
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """A span seen lately, so that a resend changes nothing. 64-bit hashes; content tells a conflicting duplicate."""
+
+    span: int
+    trace: int
+    content: int
+    received_unix_ns: int
+
+
+def _rollups() -> str:
+    sums = [f'"{name}_ns" HUGEINT' for name in ROLLUP_SUMS]
+    causes = [f'"{column.removesuffix("_s")}_ns" HUGEINT' for column in CAUSE_COLUMNS]
+    histograms = [f'"{name}_histogram" MAP(INTEGER, UBIGINT)' for name in ROLLUP_HISTOGRAMS]
+    keys = ['"bucket_unix_ns" BIGINT', *(f'"{name}" VARCHAR' for name in ("model", "instance", "cause", "outcome"))]
+    counts = [f'"{name}" BIGINT' for name in ("requests", "input_tokens", "output_tokens", "preemptions")]
+    return ", ".join([*keys, *counts, *sums, *causes, *histograms])
+
+
+def _columns(record: type) -> str:
+    return records.duckdb_columns(record)
+
+
+TABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "requests": _columns(records.Request),
+        "turns": _columns(records.Turn),
+        "engine_steps": _columns(records.EngineStep),
+        "engine_samples": _columns(records.EngineSample),
+        "gpu_samples": _columns(records.GpuSample),
+        "instances": _columns(records.Instance),
+        "rollups": _rollups(),
+        "runs": _columns(records.Run),
+        "annotations": _columns(records.Annotation),
+        "findings": _columns(Finding),
+        "positions": _columns(StoredPosition),
+        "counters": _columns(Counter),
+        "span_ledger": _columns(LedgerEntry).replace("BIGINT", "UBIGINT", 3),
+        "supplements": _columns(records.Request),
+    }
+)
+# Files of older releases get the columns they lack; these records say which.
+RECORDS: Mapping[str, type] = MappingProxyType(
+    {
+        "requests": records.Request,
+        "turns": records.Turn,
+        "engine_steps": records.EngineStep,
+        "engine_samples": records.EngineSample,
+        "gpu_samples": records.GpuSample,
+        "instances": records.Instance,
+        "runs": records.Run,
+        "annotations": records.Annotation,
+        "findings": Finding,
+        "supplements": records.Request,
+    }
+)

@@ -1,0 +1,397 @@
+"""The one writer of the store: journal to rows, attribution, commit.
+
+A pass reads what the receiver acknowledged, leaves out what came before, settles traces, makes rows, attributes what is new or
+changed, and commits rows and journal position in one transaction: a crash replays exactly once. Whatever fails inside a pass is
+rolled back, and the next pass starts from what is committed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeVar
+
+import polars as pl
+import pyarrow as pa
+
+from phasewise.collector import ledger, rollups
+from phasewise.collector.archive import SpanArchive
+from phasewise.collector.assembly import Assembly
+from phasewise.collector.attribution import typed
+from phasewise.collector.buffer import SETTLE_NS
+from phasewise.collector.client_records import match_records
+from phasewise.collector.completion import NEAR_NS, Identifiers
+from phasewise.collector.context import Attribute
+from phasewise.collector.counters import Counters
+from phasewise.collector.exposition import Exposition, samples_of_points
+from phasewise.collector.frames import frame_of, samples_frame
+from phasewise.collector.identity import identities
+from phasewise.collector.importers import Imported
+from phasewise.collector.journal import Entry, JournalReader, Position
+from phasewise.collector.normalize import startup_events
+from phasewise.collector.profiles import Profiles
+from phasewise.collector.recordings import note_recordings
+from phasewise.collector.records import SPAN_SCHEMA, Annotation
+from phasewise.collector.refresher import Refresher
+from phasewise.collector.registry import Registry
+from phasewise.collector.request_table import changes_of, delete_rows, replace_turns
+from phasewise.collector.sample_table import add_samples, deviations, mark_joined
+from phasewise.collector.steps import steps_of
+from phasewise.collector.store import Store, Transaction
+from phasewise.collector.watermarks import Watermarks
+from phasewise.rules.load import Rulebook
+
+T = TypeVar("T")
+READ_ENTRIES = 256
+READ_ROWS = 32_768
+HOUSEKEEPING_NS = 5 * 10**9
+REJOIN_NS = 5 * 10**9
+REJOINED_NS = 6 * 3600 * 10**9  # a join that came late is of use for the last hours
+SAMPLE_GAP_NS = 30 * 10**9
+
+
+class Writer:
+    """See the module. Methods may be called from several threads; they take turns.
+
+    attribute: the analyzer's function (collector/context.py). clock: Unix nanoseconds. stated: settings that the operator
+    states for every engine.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        data_dir: Path,
+        rulebook: Rulebook,
+        attribute: Attribute,
+        clock: Callable[[], int] = time.time_ns,
+        stated: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._stated = stated
+        self._profiles = Profiles(rulebook.engines)
+        self._identifiers = Identifiers(rulebook.engines.values())
+        self._attribute = attribute
+        self._archive = SpanArchive(data_dir)
+        self._reader = JournalReader(data_dir / "journal")
+        self._lock = threading.RLock()
+        self._housekept_ns = 0
+        self._stale = True  # memory must be read anew from the store
+        self._recover()
+
+    # --- what others call -------------------------------------------------------------------------------------------
+
+    def step(self) -> int:
+        """One pass over the journal; the number of rows written. Raises MachineError while the store does not answer."""
+        with self._lock:
+            changes = self._guarded(self._pass)
+            if self._clock() - self._housekept_ns > HOUSEKEEPING_NS:
+                self._guarded(self._housekeeping)
+            return changes
+
+    def add_spans(self, rows: pa.Table) -> int:
+        """Spans of an import (SPAN_SCHEMA): settled, attributed and archived when this returns; rows written."""
+        with self._lock:
+            return self._guarded(lambda: self._import_spans(rows))
+
+    def add_samples(
+        self,
+        samples: pa.Table | pl.DataFrame | Iterable[Exposition],
+        settings: Iterable[tuple[str, dict[str, object]]] = (),
+    ) -> int:
+        """Samples (rows of `engine_samples`, or whole expositions with their settings): joined, and the rows of that time
+        attributed anew when this returns; the number of new samples."""
+        frame, known = samples_frame(samples)
+        with self._lock:
+            return self._guarded(lambda: self._add_samples(frame, [*known, *settings]))
+
+    def add_requests(self, rows: pa.Table | pl.DataFrame) -> dict[str, int]:
+        """Client records as rows of `requests`: they complete the rows of the calls they saw, or become rows themselves.
+
+        Returns counts: matched, added.
+        """
+        frame = typed(frame_of(rows))
+        with self._lock:
+            return self._guarded(lambda: self._import_requests(frame))
+
+    def add_import(self, imported: Imported) -> dict[str, int]:
+        """Whatever a file held; counts of rows: spans, samples, matched, added, and of its lines: good, bad."""
+        counts = dict(imported.counts)
+        if imported.spans is not None and imported.spans.num_rows:
+            counts["requests"] = self.add_spans(imported.spans)
+        if imported.metrics is not None and imported.metrics.num_rows:
+            counts["samples"] = self.add_points(imported.metrics)
+        if imported.samples:
+            counts["samples"] = self.add_samples(imported.samples)
+        if imported.requests is not None:
+            counts |= self.add_requests(imported.requests)
+        return counts
+
+    def add_points(self, rows: pa.Table) -> int:
+        """OTLP metric points of an import (METRIC_SCHEMA); the number of samples they made."""
+        points = frame_of(rows)
+        names = dict(identities(points["resource"]).select("resource", "instance").iter_rows())
+        found, strange = samples_of_points(points, names, self._profiles)
+        with self._lock:
+            self._counters.add("metric_points", points.height)
+            self._counters.add("unmapped_metric_points", strange)
+        return self.add_samples(found)
+
+    def annotate(self, marks: Iterable[Annotation]) -> None:
+        """Marks on the time axis; the same mark twice is one."""
+        with self._lock, self._store.write() as transaction:
+            self._write_events(transaction, list(marks))
+
+    def health(self) -> dict[str, object]:
+        """What data health shows: counters, unmapped spans, watermarks, unjoined samples, journal position and lag."""
+        with self._lock:
+            now = self._clock()
+            return {
+                "counters": self._counters.named(),
+                "unmapped": self._counters.labels("unmapped_spans"),
+                "watermarks": {k: v for k, v in self._watermarks.all(now).items() if abs(v) < 2**61},
+                "instances": len(self._registry.instances),
+                "unjoined_samples": self._unjoined_samples(),
+                "journal": {
+                    "position": str(self._position) if self._position else None,
+                    "lag_bytes": self._reader.lag_bytes(self._position),
+                    "archived_segment": self._archive.archived_segment(),
+                    **self._reader.counters,
+                },
+                "open_spans": self._assembly.buffer.open.height,
+                "evicted_traces": self._assembly.buffer.evicted,
+                "waiting_for_attribution": self._refresher.waiting,
+                "attribution_error": self._refresher.last_error,
+                "store": self._store.broken or "ok",
+            }
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        if self._stale:
+            self._recover()
+        try:
+            return work()
+        except BaseException:
+            self._stale = True
+            raise
+
+    def _recover(self) -> None:
+        """Read memory from what is committed; spans that had not settled are read from the journal again."""
+        now = self._clock()
+        positions = {
+            r["name"]: str(r["position"]) for r in self._store.query("SELECT * FROM positions").iter_rows(named=True)
+        }
+        self._position = Position.parse(positions["journal"]) if "journal" in positions else None
+        self._counters = Counters(self._store.query("SELECT * FROM counters"))
+        self._registry = Registry(self._store.query("SELECT * FROM instances"), self._stated)
+        self._watermarks = Watermarks()
+        hour = "SELECT instance, finished_unix_ns, e2e_s FROM requests r WHERE finished_unix_ns > (SELECT max(finished_unix_ns) "
+        self._watermarks.see(self._store.query(hour + f"- {3600 * 10**9} FROM requests)"), now)
+        self._rejoined_ns = 0
+        self._refresher = Refresher(self._attribute, self._registry, self._watermarks, self._counters)
+        self._refresher.recall(self._store)
+        self._assembly = Assembly(self._profiles, self._archive, self._counters, self._clock)
+        if "open_from" in positions and self._position is not None:
+            self._assembly.reload(self._reader, Position.parse(positions["open_from"]), self._position)
+        self._stale = False
+
+    # --- one pass ---------------------------------------------------------------------------------------------------
+
+    def _pass(self) -> int:
+        entries = self._reader.read(self._position, READ_ENTRIES, READ_ROWS)
+        now = self._clock()
+        changes = 0
+        with self._store.write() as transaction:
+            newest = self._take(transaction, entries)
+            drained = len(entries) < READ_ENTRIES and sum(e.rows.num_rows for e in entries) < READ_ROWS
+            settled_before = now - SETTLE_NS if drained or not newest else newest - SETTLE_NS
+            due = self._assembly.buffer.take_due(settled_before, now)
+            self._settle(transaction, due, now)
+            self._rejoin(transaction, now)
+            changes += self._refresher.refresh(transaction, now)
+            if entries or changes or not due.is_empty():
+                self._commit_state(transaction)
+        return changes
+
+    def _take(self, transaction: Transaction, entries: list[Entry]) -> int:
+        """Spans and metric points of journal entries into memory; the newest time of receipt among them."""
+        spans = []
+        for entry in entries:
+            number = self._assembly.next_entry(self._position)
+            self._position = entry.position
+            frame = frame_of(entry.rows)
+            if entry.kind == "spans":
+                spans.append(frame.with_columns(pl.lit(number, dtype=pl.Int64).alias("entry")))
+            else:
+                self._take_points(transaction, frame)
+        if not spans:
+            return 0
+        received = pl.concat(spans)
+        self._take_spans(transaction, received)
+        newest = received["received_unix_ns"].max()
+        return int(newest) if isinstance(newest, int) else 0
+
+    def _take_spans(self, transaction: Transaction, received: pl.DataFrame) -> None:
+        new, named = self._assembly.take(transaction, received)
+        note_recordings(transaction, new)
+        if not named.is_empty():
+            self._write_steps(transaction, named.filter(pl.col("role") == "steps"))
+            self._write_events(transaction, startup_events(named))
+
+    def _settle(self, transaction: Transaction, due: pl.DataFrame, now: int, ended: bool = False) -> None:
+        """Rows out of whole traces, written and marked for attribution."""
+        if due.is_empty():
+            return
+        made = self._assembly.rows_of(due)
+        branched = due.filter(pl.col("parent_span_id").is_not_null()).select("trace_id").unique()
+        if not branched.is_empty():
+            replace_turns(transaction, branched, made.turns)
+        changes = changes_of(transaction, self._identifiers, made.requests, made.supplements, made.superseded)
+        if changes.gone:
+            self._delete(transaction, changes.gone, due)
+        self._registry.see_requests(changes.rows)
+        self._watermarks.see(changes.rows, now, ended)
+        self._refresher.take(changes.rows)
+        self._counters.add("requests", changes.rows.filter(pl.col("revision").is_null()).height)
+
+    def _delete(self, transaction: Transaction, keys: list[str], spans: pl.DataFrame) -> None:
+        low, high = spans["start_unix_ns"].min(), spans["end_unix_ns"].max()
+        assert isinstance(low, int) and isinstance(high, int)
+        gone = pl.DataFrame({"request_key": keys}, schema={"request_key": pl.String})
+        delete_rows(transaction, gone, low - NEAR_NS, high + NEAR_NS)
+        self._refresher.forget(keys)
+
+    def _take_points(self, transaction: Transaction, points: pl.DataFrame) -> None:
+        names = dict(identities(points["resource"]).select("resource", "instance").iter_rows())
+        found, strange = samples_of_points(points, names, self._profiles)
+        self._counters.add("metric_points", points.height)
+        self._counters.add("unmapped_metric_points", strange)
+        frame, settings = samples_frame(found)
+        self._write_samples(transaction, frame, settings)
+
+    def _write_steps(self, transaction: Transaction, spans: pl.DataFrame) -> None:
+        steps, broken = steps_of(spans)
+        self._counters.add("broken_step_spans", broken)
+        self._counters.add("steps", steps.height)
+        transaction.insert("engine_steps", steps)
+
+    def _write_events(self, transaction: Transaction, marks: list[Annotation]) -> None:
+        if not marks:
+            return
+        frame = pl.DataFrame(
+            [(m.unix_ns, m.kind, m.text, m.source) for m in marks],
+            schema={"unix_ns": pl.Int64, "kind": pl.String, "text": pl.String, "source": pl.String},
+            orient="row",
+        )
+        transaction.run(
+            "INSERT INTO annotations BY NAME SELECT DISTINCT * FROM marks m WHERE NOT EXISTS (SELECT 1 FROM annotations a "
+            "WHERE a.unix_ns = m.unix_ns AND a.kind = m.kind AND a.text = m.text)",
+            marks=frame,
+        )
+
+    # --- samples ----------------------------------------------------------------------------------------------------
+
+    def _write_samples(
+        self, transaction: Transaction, samples: pl.DataFrame, settings: list[tuple[str, dict[str, object]]]
+    ) -> int:
+        new = add_samples(transaction, samples)
+        if new.is_empty() and not settings:
+            return 0
+        self._registry.see_samples(new)
+        for instance, values in settings:
+            self._registry.see_settings(instance, "scrape", values, "scrape")
+        self._counters.add("samples", new.height)
+        for (name,), own in new.group_by("instance"):
+            self._touch_sampled(str(name), own)
+        return new.height
+
+    def _touch_sampled(self, name: str, samples: pl.DataFrame) -> None:
+        """Rows of the time these samples tell of: since the sample before them, a scrape interval or two."""
+        first, last = samples["unix_ns"].min(), samples["unix_ns"].max()
+        assert isinstance(first, int) and isinstance(last, int)
+        for instance in self._registry.spans_of(name):
+            self._refresher.touch(instance, first - SAMPLE_GAP_NS, last)
+
+    def _rejoin(self, transaction: Transaction, now: int, force: bool = False) -> None:
+        """Join spans and scrapes anew where instances came, or after a while; rows of new joins are attributed anew."""
+        if not (force or self._registry.has_new or now - self._rejoined_ns > REJOIN_NS):
+            return
+        self._rejoined_ns = now
+        changed = self._registry.join(self._profiles.family, deviations(transaction, self._refresher.fresh))
+        for instance in changed:
+            low, high = self._registry.sampled_range(instance)
+            self._refresher.touch(instance, max(low, high - REJOINED_NS), high)
+        mark_joined(transaction, self._registry.unnamed(self._profiles.family))
+
+    def _unjoined_samples(self) -> int:
+        return int(self._store.query("SELECT count(*) AS n FROM engine_samples WHERE NOT joined")["n"].item())
+
+    # --- imports ----------------------------------------------------------------------------------------------------
+
+    def _import_spans(self, rows: pa.Table) -> int:
+        now = self._clock()
+        with self._store.write() as transaction:
+            admitted = self._counters.value("spans")
+            self._take_spans(transaction, frame_of(rows))
+            own = pl.DataFrame({"trace_id": rows["trace_id"].unique().to_pylist()}, schema={"trace_id": pl.String})
+            due = self._assembly.buffer.take_traces(own, now)
+            self._settle(transaction, due, now, ended=True)
+            self._rejoin(transaction, now, force=True)
+            changes = self._refresher.refresh(transaction, now, force=True)
+            if self._counters.value("spans") > admitted:
+                self._archive.write(rows.cast(SPAN_SCHEMA), f"import-{now}")
+            self._commit_state(transaction)
+            rollups.rebuild(transaction, self._refresher.take_minutes())
+        return changes
+
+    def _add_samples(self, samples: pl.DataFrame, settings: list[tuple[str, dict[str, object]]]) -> int:
+        now = self._clock()
+        with self._store.write() as transaction:
+            count = self._write_samples(transaction, samples, settings)
+            self._rejoin(transaction, now, force=True)
+            for name in samples["instance"].unique():
+                self._touch_sampled(name, samples.filter(pl.col("instance") == name))
+            self._refresher.refresh(transaction, now, force=True)
+            self._commit_state(transaction)
+            rollups.rebuild(transaction, self._refresher.take_minutes())
+        return count
+
+    def _import_requests(self, records: pl.DataFrame) -> dict[str, int]:
+        now = self._clock()
+        with self._store.write() as transaction:
+            matched = match_records(transaction, self._identifiers, records)
+            self._watermarks.see(matched.added, now, ended=True)
+            self._refresher.take(pl.concat([matched.completed, matched.added]))
+            self._refresher.refresh(transaction, now, force=True)
+            self._commit_state(transaction)
+            rollups.rebuild(transaction, self._refresher.take_minutes())
+        return {"matched": matched.completed.height, "added": matched.added.height}
+
+    # --- commit and upkeep ------------------------------------------------------------------------------------------
+
+    def _commit_state(self, transaction: Transaction) -> None:
+        """Positions, counters and instances go with the rows they belong to."""
+        self._registry.store(transaction)
+        self._counters.store(transaction)
+        if self._position is None:
+            return
+        start = self._assembly.open_from(self._position)
+        transaction.execute("DELETE FROM positions WHERE name IN ('journal', 'open_from')")
+        transaction.execute("INSERT INTO positions VALUES ('journal', ?)", [str(self._position)])
+        transaction.execute("INSERT INTO positions VALUES ('open_from', ?)", [str(start)])
+
+    def _housekeeping(self) -> None:
+        self._housekept_ns = self._clock()
+        with self._store.write() as transaction:
+            rollups.rebuild(transaction, self._refresher.take_minutes())
+            ledger.prune(transaction)
+        if self._position is None:
+            return
+        self._archive.cut(self._position)
+        open_from = self._store.query("SELECT position FROM positions WHERE name = 'open_from'")
+        keep = min(Position.parse(open_from["position"].item()), Position(self._archive.archived_segment() + 1, 0))
+        self._reader.drop_before(keep)

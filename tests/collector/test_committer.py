@@ -1,0 +1,142 @@
+"""The committing thread: one sync for many, order kept, counters right, and no sender left waiting when the disk fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from otlp_messages import RECEIVED_UNIX_NS, span_message, trace_request
+
+from phasewise.collector.committer import Committer, QueueFull
+from phasewise.collector.journal import JournalFailed, JournalFull, JournalReader, JournalWriter
+from phasewise.collector.receipts import Receipts
+from phasewise.collector.scan import scan_traces
+
+
+def rows(*names: str) -> pa.Table:
+    request = trace_request(*[span_message(name=name) for name in names])
+    return scan_traces(request.SerializeToString(), RECEIVED_UNIX_NS).rows
+
+
+class Bench:
+    """A committer on a real journal; `submit` counts the rows in, as the intake does."""
+
+    def __init__(self, directory: Path, queue_rows: int = 1000, limit_bytes: int | None = None) -> None:
+        self.directory = directory
+        self.journal = JournalWriter(directory, limit_bytes)
+        self.receipts = Receipts()
+        self.committer = Committer(self.journal, self.receipts, queue_rows, lambda: RECEIVED_UNIX_NS)
+
+    def submit(self, table: pa.Table) -> None:
+        self.receipts.scanned("spans", table.num_rows, 0, {}, {}, {})
+        self.committer.submit("spans", table).result(timeout=10)
+
+    def names(self) -> list[str]:
+        entries = JournalReader(self.directory).read(None)
+        return [name for entry in entries for name in entry.rows["name"].to_pylist()]
+
+    def facts(self) -> dict[str, object]:
+        found = self.receipts.facts()["spans"]
+        assert isinstance(found, dict)
+        return {name: value for name, value in found.items() if value}
+
+    def close(self) -> None:
+        self.committer.close()
+        self.journal.close()
+
+
+def test_durable_when_the_future_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.submit(rows("a", "b"))
+    assert bench.names() == ["a", "b"]
+    bench.close()
+    assert bench.facts() == {"received": 2, "stored": 2}
+
+
+def test_what_piles_up_shares_an_entry_and_keeps_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+    real = os.fdatasync
+    entered, go = threading.Event(), threading.Event()
+
+    def held(descriptor: int) -> None:
+        entered.set()
+        go.wait(10)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", held)
+    bench.receipts.scanned("spans", 21, 0, {}, {}, {})
+    futures = [bench.committer.submit("spans", rows("first"))]
+    assert entered.wait(10)
+    futures += [bench.committer.submit("spans", rows(str(i))) for i in range(20)]
+    go.set()
+    for future in futures:
+        future.result(timeout=10)
+    bench.close()
+    assert bench.names() == ["first", *map(str, range(20))]
+    assert len(JournalReader(tmp_path).read(None)) == 2
+
+
+def test_a_full_queue_refuses_but_never_an_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path, queue_rows=3)
+    bench.submit(rows(*"abcdef"))
+    go = threading.Event()
+    real = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (go.wait(10), real(descriptor)))
+    bench.receipts.scanned("spans", 4, 0, {}, {}, {})
+    waiting = bench.committer.submit("spans", rows("x", "y"))
+    with pytest.raises(QueueFull):
+        bench.committer.submit("spans", rows("z", "z"))
+    go.set()
+    waiting.result(timeout=10)
+    bench.close()
+    assert bench.facts() == {"received": 10, "stored": 8, "refused": {"queue_full": 2}}
+
+
+def test_a_full_journal_is_told_and_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, limit_bytes=10)
+    with pytest.raises(JournalFull):
+        bench.submit(rows("a"))
+    bench.close()
+    assert bench.facts() == {"received": 1, "refused": {"journal_full": 1}}
+
+
+def test_a_failing_disk_is_told_and_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", broken)
+        with pytest.raises(JournalFailed):
+            bench.submit(rows("doubtful"))
+    bench.submit(rows("kept"))
+    bench.close()
+    assert bench.facts() == {"received": 2, "stored": 1, "refused": {"journal_failed": 1}}
+    assert bench.names()[-1] == "kept"
+
+
+def test_a_bug_leaves_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.journal, "append", lambda kind, table: 1 / 0)
+        with pytest.raises(JournalFailed):
+            bench.submit(rows("a"))
+    bench.submit(rows("b"))
+    bench.close()
+    assert bench.names() == ["b"]
+
+
+def test_closing_writes_what_waits(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.receipts.scanned("spans", 50, 0, {}, {}, {})
+    for i in range(50):
+        bench.committer.submit("spans", rows(str(i)))
+    bench.close()
+    assert bench.names() == list(map(str, range(50)))
+    with pytest.raises(QueueFull):
+        bench.committer.submit("spans", rows("late"))

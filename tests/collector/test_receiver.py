@@ -1,0 +1,615 @@
+"""The real process over real sockets: replies, bad input, limits, crashes. After each the process lives and neighbours are stored."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import http.client
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http import Compression as HttpCompression
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberDataPoint
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
+from otlp_messages import START_UNIX_NS, captured_bodies, metrics_request, otlp_json, span_message, trace_request
+from receive_process import Receiving, launch, receiving, start
+from shared_data import shared_path, shared_root
+
+from phasewise.collector.limits import INTAKE_LIMITS, MIB
+
+pytestmark = pytest.mark.live
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+CANARY = "the quick brown canary"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiving]:
+    with receiving(tmp_path_factory.mktemp("receive")) as process:
+        yield process
+        assert process.process.poll() is None, "the process did not survive"
+        found = process.counters()
+        for kind in ("spans", "metrics"):
+            items = found[kind]
+            lost = sum(items["rejected"].values()) + sum(items["refused"].values())
+            assert items["received"] == items["stored"] + lost + items["in_flight"]
+            assert items["in_flight"] == 0
+            assert items["stored"] == len(process.stored(kind))
+
+
+def assert_neighbour_is_stored(running: Receiving) -> None:
+    """A good request right after is answered with success and is on the disk when the answer comes."""
+    for send in (running.post, running.export):
+        span = span_message()
+        send(trace_request(span).SerializeToString())
+        assert span.span_id.hex() in running.span_ids()
+
+
+def test_an_answer_means_that_the_spans_are_in_the_journal(running: Receiving) -> None:
+    span = span_message({"gen_ai.usage.prompt_tokens": 97})
+    answer = running.post(trace_request(span).SerializeToString())
+    assert (answer.status, answer.body, answer.headers["content-type"]) == (200, b"", PROTOBUF)
+    (row,) = [row for row in running.stored() if row["span_id"] == span.span_id.hex()]
+    assert row["attributes"] == '{"gen_ai.usage.prompt_tokens":97}'
+    assert abs(row["received_unix_ns"] - time.time_ns()) < 60 * 10**9
+    assert running.export(trace_request(span_message()).SerializeToString()) == b""
+
+
+def test_json_is_answered_in_json(running: Receiving) -> None:
+    span = span_message()
+    body = json.dumps(otlp_json(trace_request(span))).encode()
+    answer = running.post(body, media="application/json; charset=utf-8")
+    assert (answer.status, answer.headers["content-type"], answer.body) == (200, JSON, b"{}")
+    assert span.span_id.hex() in running.span_ids()
+
+
+@pytest.mark.parametrize("body", [b"", trace_request().SerializeToString()])
+def test_an_empty_request_succeeds(running: Receiving, body: bytes) -> None:
+    assert running.post(body).status == 200
+    assert running.export(body) == b""
+    assert running.post(b"{}", media=JSON).status == 200
+
+
+def exporters(running: Receiving) -> dict[str, SpanExporter]:
+    plain, http = f"http://127.0.0.1:{running.grpc_port}", f"http://127.0.0.1:{running.http_port}/v1/traces"
+    return {
+        "grpc": GrpcExporter(endpoint=plain, insecure=True),
+        "grpc-gzip": GrpcExporter(endpoint=plain, insecure=True, compression=grpc.Compression.Gzip),
+        "http": HttpExporter(endpoint=http),
+        "http-gzip": HttpExporter(endpoint=http, compression=HttpCompression.Gzip),
+    }
+
+
+@pytest.mark.parametrize("name", ["grpc", "grpc-gzip", "http", "http-gzip"])
+def test_the_stock_exporters_of_python_work(running: Receiving, name: str) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporters(running)[name]))
+    with provider.get_tracer("stock").start_as_current_span(f"by {name}") as span:
+        span.set_attribute("gen_ai.request.id", name)
+        span.add_event("first token")
+    provider.shutdown()
+    (row,) = [row for row in running.stored() if row["name"] == f"by {name}"]
+    assert (row["scope_name"], json.loads(row["attributes"])) == ("stock", {"gen_ai.request.id": name})
+
+
+def test_the_stock_metric_exporter_works(running: Receiving) -> None:
+    exporter = OTLPMetricExporter(endpoint=f"http://127.0.0.1:{running.http_port}/v1/metrics")
+    provider = MeterProvider([PeriodicExportingMetricReader(exporter)])
+    provider.get_meter("stock").create_counter("stock_requests").add(3)
+    provider.shutdown()
+    (row,) = [row for row in running.stored("metrics") if row["name"] == "stock_requests"]
+    assert (row["kind"], row["value"], row["monotonic"]) == ("sum", 3.0, True)
+
+
+def test_metrics_over_grpc(running: Receiving) -> None:
+    point = NumberDataPoint(as_int=4, time_unix_nano=START_UNIX_NS)
+    body = metrics_request(Metric(name="over_grpc", gauge=Gauge(data_points=[point]))).SerializeToString()
+    assert running.export(body, "Metrics") == b""
+    assert "over_grpc" in {row["name"] for row in running.stored("metrics")}
+
+
+def test_logs_are_counted_and_declined(running: Receiving) -> None:
+    request = ExportLogsServiceRequest()
+    request.resource_logs.add().scope_logs.add().log_records.add()
+    before = running.counters()["requests"].get("unsupported_signal", 0)
+    answer = running.post(request.SerializeToString(), "/v1/logs")
+    told = ExportLogsServiceResponse.FromString(answer.body).partial_success
+    assert (answer.status, told.rejected_log_records) == (200, 1)
+    assert "not kept" in told.error_message
+    told = ExportLogsServiceResponse.FromString(running.export(request.SerializeToString(), "Logs")).partial_success
+    assert told.rejected_log_records == 1
+    assert running.counters()["requests"]["unsupported_signal"] == before + 2
+
+
+@pytest.mark.parametrize("media", [PROTOBUF, JSON])
+def test_refused_spans_are_told_and_the_others_kept(running: Receiving, media: str) -> None:
+    good = span_message()
+    request = trace_request(span_message(trace_id=b"short"), good, span_message(span_id=bytes(8)))
+    body = request.SerializeToString() if media == PROTOBUF else json.dumps(otlp_json(request)).encode()
+    answer = running.post(body, media=media)
+    assert answer.status == 200
+    if media == PROTOBUF:
+        told = ExportTraceServiceResponse.FromString(answer.body).partial_success
+        assert told.rejected_spans == 2
+        assert "traceId has 5 bytes" in told.error_message
+    else:
+        assert json.loads(answer.body)["partialSuccess"]["rejectedSpans"] == "2"
+    assert good.span_id.hex() in running.span_ids()
+
+
+def test_ten_thousand_spans_in_one_request(running: Receiving) -> None:
+    spans = [span_message({"i": i}) for i in range(10_000)]
+    assert running.post(trace_request(*spans).SerializeToString()).status == 200
+    assert {span.span_id.hex() for span in spans} <= running.span_ids()
+    assert_neighbour_is_stored(running)
+
+
+GARBAGE = [b"\xff" * 100, b"GET / HTTP/1.1", os.urandom(1) + b"\x07" * 5000]
+TRUNCATED = trace_request(*[span_message({"a": "text"}) for _ in range(20)]).SerializeToString()[:-100]
+
+
+@pytest.mark.parametrize("body", [*GARBAGE, TRUNCATED])
+def test_garbage_is_400_and_invalid_argument(running: Receiving, body: bytes) -> None:
+    answer = running.post(body)
+    assert answer.status == 400
+    status = Status.FromString(answer.body)
+    assert status.code == 3
+    assert status.message
+    assert running.post(body, media=JSON).status == 400
+    with pytest.raises(grpc.RpcError) as raised:
+        running.export(body)
+    assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert_neighbour_is_stored(running)
+
+
+def test_bad_json_is_400_with_a_status_in_json(running: Receiving) -> None:
+    answer = running.post(b'{"resourceSpans": [', media=JSON)
+    assert (answer.status, answer.headers["content-type"]) == (400, JSON)
+    assert json.loads(answer.body)["code"] == 3
+    assert "not JSON" in json.loads(answer.body)["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", "/v1/nothing", {"content-type": PROTOBUF}, 404),
+        ("GET", "/", {}, 404),
+        ("GET", "/v1/traces", {}, 405),
+        ("OPTIONS", "/v1/traces", {"origin": "http://evil.example"}, 405),
+        ("POST", "/v1/traces", {"content-type": "text/plain"}, 415),
+        ("POST", "/v1/traces", {"content-type": "application/x-www-form-urlencoded"}, 415),
+        ("POST", "/v1/traces", {}, 415),
+        ("POST", "/v1/traces", {"content-type": PROTOBUF, "content-encoding": "zstd"}, 415),
+    ],
+)
+def test_other_requests_get_the_right_status(
+    running: Receiving, method: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    answer = running.ask(method, path, b"" if method == "POST" else None, headers)
+    assert answer.status == status
+    assert answer.body
+    if status == 405:
+        assert answer.headers["allow"] == "POST"
+
+
+def test_unknown_methods_are_unimplemented(running: Receiving) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{running.grpc_port}") as channel, pytest.raises(grpc.RpcError) as raised:
+        cast(Any, channel).unary_unary("/some.Service/Method")(b"", timeout=10)
+    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("damage", ["name", "attribute", "resource"])
+def test_invalid_utf8_is_repaired_and_kept(running: Receiving, damage: str) -> None:
+    text = {name: "BAD!" if name == damage else "good" for name in ("name", "attribute", "resource")}
+    span = span_message({"k": text["attribute"]}, name=text["name"])
+    body = trace_request(span, resource={"service.name": text["resource"]}).SerializeToString()
+    for send in (running.post, running.export):
+        send(body.replace(b"BAD!", b"\xc3\x28\xff\xfe"))
+    kept = [row for row in running.stored() if row["span_id"] == span.span_id.hex()]
+    assert [row["flags"] for row in kept] == ['["sanitised"]'] * 2
+
+
+def test_gzip_of_both_encodings(running: Receiving) -> None:
+    for media, split in itertools.product((PROTOBUF, JSON), (False, True)):
+        span = span_message()
+        request = trace_request(span)
+        body = request.SerializeToString() if media == PROTOBUF else json.dumps(otlp_json(request)).encode()
+        packed = gzip.compress(body[:20]) + gzip.compress(body[20:]) if split else gzip.compress(body)
+        assert running.post(packed, media=media, content_encoding="gzip").status == 200
+        assert span.span_id.hex() in running.span_ids()
+
+
+GOOD_GZIP = gzip.compress(trace_request(span_message()).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        GOOD_GZIP[:-5],
+        GOOD_GZIP[: len(GOOD_GZIP) // 2],
+        GOOD_GZIP[:-8] + b"\0\0\0\0" + GOOD_GZIP[-4:],
+        GOOD_GZIP + b"garbage",
+        b"not gzip",
+        gzip.compress(GOOD_GZIP),
+    ],
+    ids=["cut", "half", "wrong crc", "trailing", "none", "nested"],
+)
+def test_damaged_gzip_is_400(running: Receiving, body: bytes) -> None:
+    assert running.post(body, content_encoding="gzip").status == 400
+    assert_neighbour_is_stored(running)
+
+
+def gzip_of_zeros(mebibytes: int) -> bytes:
+    """A true gzip stream; each full flush makes the same bytes, so that a GiB costs no time to make."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    first = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    block = packer.compress(bytes(MIB)) + packer.flush(zlib.Z_FULL_FLUSH)
+    check = 0
+    for _ in range(mebibytes):
+        check = zlib.crc32(bytes(MIB), check)
+    end = packer.flush() + check.to_bytes(4, "little") + (mebibytes * MIB & 0xFFFFFFFF).to_bytes(4, "little")
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + first + block * (mebibytes - 1) + end
+
+
+def test_a_gzip_bomb_is_413_and_memory_stays(running: Receiving) -> None:
+    bomb = gzip_of_zeros(1024)
+    assert len(bomb) < 3 * MIB
+    assert_neighbour_is_stored(running)
+    before = running.rss_bytes()
+    running.reset_peak()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: running.post(bomb, content_encoding="gzip"), range(8)))
+    assert [answer.status for answer in answers] == [413] * 8
+    assert Status.FromString(answers[0].body).code == 8
+    assert running.rss_bytes("VmHWM") - before < 150 * MIB
+    assert_neighbour_is_stored(running)
+
+
+def test_a_gzip_bomb_over_grpc_is_resource_exhausted(running: Receiving) -> None:
+    before = running.rss_bytes()
+    running.reset_peak()
+    with pytest.raises(grpc.RpcError) as raised:
+        running.export(bytes(200 * MIB), compression=grpc.Compression.Gzip)
+    error: Any = raised.value
+    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "google.rpc.retryinfo-bin" not in dict(error.trailing_metadata())
+    assert running.rss_bytes("VmHWM") - before < 200 * MIB
+    assert_neighbour_is_stored(running)
+
+
+def padded_request(size: int) -> bytes:
+    """A valid request of exactly that size: one span, and a field that no OTLP release knows."""
+    body = trace_request(span_message()).SerializeToString()
+    rest = size - len(body) - 6
+    length = bytearray()
+    left = rest
+    while len(length) < 4:
+        length.append(left & 0x7F | (0x80 if len(length) < 3 else 0))
+        left >>= 7
+    return body + b"\xfa\x06" + bytes(length) + bytes(rest)
+
+
+def test_just_64_mib_is_taken_and_one_byte_more_is_not(running: Receiving) -> None:
+    limit = INTAKE_LIMITS.request_bytes
+    body = padded_request(limit)
+    assert len(body) == limit
+    before = running.rss_bytes()
+    running.reset_peak()
+    assert running.post(body).status == 200
+    assert running.post(gzip.compress(body, 1), content_encoding="gzip").status == 200
+    assert running.export(body) == b""
+    assert running.rss_bytes("VmHWM") - before < 6 * limit
+    over = padded_request(limit + 1)
+    started = time.monotonic()
+    assert running.post(over).status == 413
+    assert time.monotonic() - started < 2
+    assert running.post(gzip.compress(over, 1), content_encoding="gzip").status == 413
+    assert running.ask("POST", "/v1/traces", iter([over]), {"content-type": PROTOBUF}).status == 413  # chunked
+    with pytest.raises(grpc.RpcError) as raised:
+        running.export(over)
+    assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert_neighbour_is_stored(running)
+
+
+def test_a_lying_content_length_is_refused_unread(running: Receiving) -> None:
+    headers = {"content-type": PROTOBUF, "content-length": str(10**12)}
+    connection = http.client.HTTPConnection("127.0.0.1", running.http_port, timeout=10)
+    connection.request("POST", "/v1/traces", None, headers)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_clients_that_disconnect_leave_nothing_behind(running: Receiving) -> None:
+    def descriptors() -> int:
+        return sum(1 for _ in Path(f"/proc/{running.process.pid}/fd").iterdir())
+
+    assert_neighbour_is_stored(running)
+    time.sleep(0.2)
+    before = descriptors()
+    body = trace_request(span_message()).SerializeToString()
+    head = f"POST /v1/traces HTTP/1.1\r\nhost: x\r\ncontent-type: {PROTOBUF}\r\ncontent-length: {len(body)}\r\n\r\n"
+    for cut in (b"POST /v1", head.encode(), head.encode() + body[:10], head.encode() + body):
+        for _ in range(25):
+            with socket.create_connection(("127.0.0.1", running.http_port)) as connection:
+                connection.sendall(cut)
+    deadline = time.monotonic() + 15
+    while descriptors() > before + 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert descriptors() <= before + 2
+    assert_neighbour_is_stored(running)
+
+
+def test_prompts_and_credentials_never_reach_the_disk(running: Receiving) -> None:
+    attributes = {"gen_ai.input.messages": CANARY, "http.request.header.authorization": CANARY, "kept": 1}
+    body = trace_request(span_message(attributes, name="redacted")).SerializeToString()
+    assert running.post(body).status == 200
+    assert "redacted" in {row["name"] for row in running.stored()}
+    for row in running.stored():
+        assert CANARY not in str(row)
+    for file in running.data.rglob("*"):
+        assert not file.is_file() or CANARY.encode() not in file.read_bytes()
+    assert running.counters()["spans"]["redacted"] == {"content": 1, "credential": 1}
+
+
+def test_changes_are_told_once_a_minute_to_each_sender(running: Receiving) -> None:
+    body = trace_request(span_message({"long": "x" * 5000})).SerializeToString()
+    answers = [ExportTraceServiceResponse.FromString(running.post(body).body) for _ in range(3)]
+    assert sum(bool(answer.partial_success.error_message) for answer in answers) <= 1
+    assert all(answer.partial_success.rejected_spans == 0 for answer in answers)
+
+
+def oddity_cases() -> list[str]:
+    """Names of the cases; without the shared data one name, whose test is skipped with the reason."""
+    return sorted(path.name for path in (shared_root() / "cases" / "telemetry").glob("T*.json")) or ["T001.json"]
+
+
+@pytest.mark.parametrize("name", oddity_cases())
+def test_oddities_of_real_senders(running: Receiving, name: str) -> None:
+    case = json.loads(shared_path("cases", "telemetry", name).read_text())
+    expected = case["expected"]
+    before = len(running.stored())
+    for request in case["requests"]:
+        if "body_base64" in request:
+            body = base64.b64decode(request["body_base64"])
+        else:
+            text = json.dumps(request["body"])
+            for change in [request["expand"]] if "expand" in request else []:
+                text = text.replace(change["placeholder"], change["repeat_text"] * change["times"])
+            body = text.encode()
+        answer = running.post(body, case["transport"]["path"], case["transport"]["content_type"])
+        allowed = expected["http_status"]
+        assert answer.status in (allowed if isinstance(allowed, list) else [allowed])
+    arrived = running.stored()[before:]
+    wanted = {**expected, **expected.get("if_200", {})}["stored_spans"]
+    distinct = {(row["trace_id"], row["span_id"]) for row in arrived}  # what comes twice is the store's to recognise
+    assert len(distinct) in (wanted if isinstance(wanted, list) else [wanted])
+    for span_id, flags in expected.get("flags", {}).items():
+        (row,) = [row for row in arrived if row["span_id"] == span_id]
+        if "negative_duration" in flags:
+            assert json.loads(row["flags"]) == ["negative_duration"]
+
+
+def test_recordings_of_a_real_engine_arrive_whole(running: Receiving) -> None:
+    file = shared_path("captures", "sglang-overload", "otlp-traces.ld.gz")
+    before = len(running.stored())
+    for body in captured_bodies(file):
+        running.export(body)
+    with gzip.open(file.with_name("spans.jsonl.gz"), "rt") as lines:
+        assert len(running.stored()) - before == sum(1 for _ in lines)
+
+
+def test_what_the_process_must_not_load(tmp_path: Path) -> None:
+    program = (
+        "import sys; from phasewise.collector import receiver; sys.meta_path.insert(0, receiver._NoPandas())\n"
+        "import phasewise.collector.receiver_grpc, phasewise.collector.receiver_http\n"
+        "from phasewise.collector.scan import scan_traces; scan_traces(bytes.fromhex(sys.argv[1]), 1)\n"
+        "heavy = {'duckdb', 'dash', 'pandas', 'polars', 'fastapi', 'plotly', 'torch', 'ibis'}\n"
+        "print(sorted(heavy & {name.partition('.')[0] for name in sys.modules}))\n"
+    )
+    body = trace_request(span_message()).SerializeToString().hex()
+    ended = subprocess.run([sys.executable, "-c", program, body], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"
+
+
+def test_it_is_ready_fast_and_small(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with receiving(tmp_path) as process:
+        assert time.monotonic() - started < 3
+        process.post(trace_request(*[span_message() for _ in range(512)]).SerializeToString())
+        assert process.rss_bytes() < 400 * MIB
+
+
+def test_sigterm_writes_what_is_under_way_and_exits_0(tmp_path: Path) -> None:
+    with receiving(tmp_path) as process:
+        answers = []
+        spans = [span_message() for _ in range(5000)]
+        sender = threading.Thread(
+            target=lambda: answers.append(process.post(trace_request(*spans).SerializeToString()))
+        )
+        sender.start()
+        time.sleep(0.1)
+        started = time.monotonic()
+        assert process.stop() == 0
+        assert time.monotonic() - started < 10
+        sender.join()
+        if answers and answers[0].status == 200:
+            assert len(process.stored()) == 5000
+        assert process.counters(fresh=False)["state"] == "stopped"
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    acknowledged: set[str] = set()
+    lock = threading.Lock()
+
+    def send(by_grpc: bool) -> None:
+        while process.process.poll() is None:
+            spans = [span_message() for _ in range(20)]
+            body = trace_request(*spans).SerializeToString()
+            try:
+                if by_grpc:
+                    process.export(body, timeout_s=5)
+                elif process.post(body).status != 200:
+                    continue
+            except (grpc.RpcError, OSError, http.client.HTTPException):
+                continue
+            with lock:
+                acknowledged.update(span.span_id.hex() for span in spans)
+
+    senders = [threading.Thread(target=send, args=(by_grpc,)) for by_grpc in (True, False, True)]
+    for sender in senders:
+        sender.start()
+    time.sleep(1.0)
+    process.process.kill()
+    process.process.communicate()
+    for sender in senders:
+        sender.join()
+    assert len(acknowledged) > 100
+    assert acknowledged <= process.span_ids()
+    with receiving(tmp_path) as again:
+        assert_neighbour_is_stored(again)
+        assert acknowledged <= again.span_ids()
+
+
+def test_a_full_journal_says_retry_and_heals(tmp_path: Path) -> None:
+    with receiving(tmp_path, journal_limit_bytes=60_000) as process:
+        body = trace_request(*[span_message() for _ in range(100)]).SerializeToString()
+        answers = [process.post(body) for _ in range(20)]
+        refused = [answer for answer in answers if answer.status == 503]
+        assert refused
+        assert 1 <= int(refused[0].headers["retry-after"]) <= 8
+        assert Status.FromString(refused[0].body).code == 14
+        with pytest.raises(grpc.RpcError) as raised:
+            process.export(body)
+        error: Any = raised.value
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        hint = RetryInfo.FromString(dict(error.trailing_metadata())["google.rpc.retryinfo-bin"])
+        assert 1 <= hint.retry_delay.seconds <= 8
+        found = process.counters()
+        assert found["spans"]["stored"] == 100 * (20 - len(refused)) == len(process.stored())
+        assert found["spans"]["refused"] == {"journal_full": 100 * (len(refused) + 1)}
+        assert found["requests"]["refused_journal_full"] == len(refused) + 1
+
+
+@pytest.mark.parametrize("setting", ["grpc_port", "http_port"])
+def test_a_busy_port_is_one_line_and_exit_4(tmp_path: Path, setting: str) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        process = launch(tmp_path, **{setting: port})
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (4, "")
+    assert err.count("\n") == 1
+    assert f"port {port}" in err
+    assert f"--otlp-{setting.replace('_', '-')}" in err
+    assert not (tmp_path / "receive.json").exists()
+
+
+def test_a_second_process_cannot_share_port_or_journal(tmp_path: Path) -> None:
+    with receiving(tmp_path) as process:
+        other = launch(tmp_path / "other", grpc_port=process.grpc_port)
+        assert other.communicate(timeout=20)[0] == ""
+        assert other.returncode == 4
+        other = launch(tmp_path)
+        assert f"pid {process.process.pid}" in other.communicate(timeout=20)[1]
+        assert other.returncode == 4
+        assert_neighbour_is_stored(process)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("{", "are not JSON"),
+        ("[]", "data"),
+        ('{"data": "/x", "grpc_port": "4317"}', "grpc_port"),
+        ('{"data": "/x", "color": 1}', "color"),
+    ],
+)
+def test_wrong_settings_are_one_line_and_exit_2(settings: str, words: str) -> None:
+    command = [sys.executable, "-m", "phasewise.collector.receiver", settings]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert words in ended.stderr
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    settings = json.dumps({"data": str(tmp_path), "grpc_port": 0, "http_port": 0})
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'phasewise.collector.receiver', sys.argv[1]], stdout=-1)\n"
+        "child.stdout.readline(); print(child.pid)\n"
+    )
+    parent = subprocess.run([sys.executable, "-c", program, settings], capture_output=True, text=True, check=True)
+    child = int(parent.stdout)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if Path(f"/proc/{child}").exists():
+        os.kill(child, signal.SIGKILL)
+        pytest.fail("it outlived its parent")
+    assert json.loads((tmp_path / "receive.json").read_text())["state"] == "stopped"
+
+
+@pytest.mark.slow
+def test_slow_clients_are_cut_off_and_others_are_not_held_up(tmp_path: Path) -> None:
+    with receiving(tmp_path) as process:
+        head = f"POST /v1/traces HTTP/1.1\r\nhost: x\r\ncontent-type: {PROTOBUF}\r\ncontent-length: 100000\r\n\r\n".encode()
+        slow = []
+        for i in range(300):
+            connection = socket.create_connection(("127.0.0.1", process.http_port))
+            connection.sendall(head if i % 2 else b"POST /v1/traces HTTP/1.1\r\n")
+            slow.append(connection)
+        started = time.monotonic()
+        open_ones = set(slow)
+        worst_s = 0.0
+        while open_ones and time.monotonic() - started < 40:
+            before = time.monotonic()
+            assert_neighbour_is_stored(process)
+            worst_s = max(worst_s, time.monotonic() - before)
+            for connection in list(open_ones):
+                connection.setblocking(False)
+                try:
+                    if connection.recv(4096) == b"":
+                        open_ones.discard(connection)
+                    else:
+                        connection.setblocking(True)
+                        connection.sendall(b"x")
+                except BlockingIOError:
+                    connection.setblocking(True)
+                    try:
+                        connection.sendall(b"x")
+                    except OSError:
+                        open_ones.discard(connection)
+                except OSError:
+                    open_ones.discard(connection)
+            time.sleep(1)
+        for connection in slow:
+            connection.close()
+        assert not open_ones
+        assert time.monotonic() - started < 35
+        assert worst_s < 2
+        assert process.counters()["requests"]["slow"] >= 100

@@ -1,0 +1,86 @@
+"""The background scraper against a small server: samples, gaps, and why there were gaps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from writing import rulebook
+
+from phasewise.collector.exposition import Exposition
+from phasewise.collector.scrape import Scraper
+from phasewise.rules.errors import InputError
+
+pytestmark = pytest.mark.live
+
+
+class Engine(BaseHTTPRequestHandler):
+    status = 200
+    text = "vllm:num_requests_running 3\n"
+
+    def do_GET(self) -> None:
+        self.send_response(type(self).status if self.path == "/metrics" else 404)
+        self.end_headers()
+        self.wfile.write(type(self).text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    Engine.status, Engine.text = 200, "vllm:num_requests_running 3\n"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def scraping(url: str, found: list[Exposition]) -> Scraper:
+    return Scraper([url], rulebook().engines, found.extend, interval_s=0.05, timeout_s=1.0)
+
+
+def wait_until(test: object, seconds: float = 5.0) -> None:
+    assert callable(test)
+    end = time.monotonic() + seconds
+    while not test() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert test()
+
+
+def test_samples_come_named_by_their_address(port: int) -> None:
+    found: list[Exposition] = []
+    scraper = scraping(f"127.0.0.1:{port}", found)
+    scraper.start()
+    wait_until(lambda: len(found) >= 3)
+    scraper.stop()
+    assert {one.samples["instance"].item() for one in found} == {f"127.0.0.1:{port}"}
+    assert found[0].samples["running"].item() == 3.0
+    assert len({one.samples["unix_ns"].item() for one in found}) == len(found)
+
+
+def test_failures_are_gaps_that_say_why(port: int) -> None:
+    found: list[Exposition] = []
+    Engine.status = 503
+    scraper = scraping(f"http://127.0.0.1:{port}/metrics", found)
+    scraper.start()
+    wait_until(lambda: scraper.status()[0]["failures"] != 0)
+    assert found == []
+    assert "503" in str(scraper.status()[0]["last_error"])
+    Engine.status, Engine.text = 200, "node_load1 3\n"
+    wait_until(lambda: "no known engine" in str(scraper.status()[0]["last_error"]))
+    Engine.text = "vllm:num_requests_running 3\n"
+    wait_until(lambda: bool(found))
+    scraper.stop()
+    assert scraper.status()[0]["last_error"] == ""
+
+
+@pytest.mark.parametrize("url", ["ftp://host/metrics", "http://", "http:///metrics"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match="HOST:PORT"):
+        Scraper([url], rulebook().engines, print)

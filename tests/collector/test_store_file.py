@@ -1,0 +1,130 @@
+"""The DuckDB file: one owner, clear refusals, growth of the schema, transactions, and life after a fatal error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pytest
+
+from phasewise.collector.records import Request, columns
+from phasewise.collector.store import Store
+from phasewise.collector.tables import TABLES
+from phasewise.rules.errors import MachineError
+
+
+def counters(value: int) -> pl.DataFrame:
+    return pl.DataFrame({"name": ["a"], "label": [""], "value": [value]})
+
+
+def test_every_table_of_the_data_model_is_there(tmp_path: Path) -> None:
+    with Store(tmp_path / "deep" / "phasewise.duckdb") as store:
+        present = set(store.query("SELECT table_name FROM duckdb_tables()")["table_name"])
+        assert set(TABLES) <= present
+        assert store.query("SELECT * FROM requests").columns == list(columns(Request))
+        version = store.query("SELECT tags FROM duckdb_databases() WHERE database_name = 'phasewise'")
+        assert "v1.5.0" in str(version["tags"].item())
+
+
+def test_a_second_process_is_told_who_has_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "phasewise.duckdb"
+    script = f"from pathlib import Path\nfrom phasewise.collector.store import Store\nStore(Path({str(path)!r}))"
+    with Store(path):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert f"PID {os.getpid()}" in done.stderr
+    assert "MachineError" in done.stderr
+
+
+def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "phasewise.duckdb"
+    path.write_bytes(b"not a database" * 1000)
+    with pytest.raises(MachineError, match="cannot be opened") as raised:
+        Store(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="file"):
+        Store(tmp_path / "file" / "phasewise.duckdb")
+
+
+def test_a_file_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "phasewise.duckdb"
+    with Store(path) as store, store.write() as transaction:
+        transaction.execute("INSERT INTO schema_version VALUES (99, 0)")
+    with pytest.raises(MachineError, match=r"newer release.*upgrade"):
+        Store(path)
+
+
+def test_a_file_of_an_older_release_gets_the_columns_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "phasewise.duckdb"
+    with Store(path) as store, store.write() as transaction:
+        transaction.execute("ALTER TABLE requests DROP COLUMN cause_kv_wait_s")
+        transaction.execute("ALTER TABLE turns DROP COLUMN tenant")
+    with Store(path) as store:
+        assert store.query("SELECT cause_kv_wait_s FROM requests").columns == ["cause_kv_wait_s"]
+        assert store.query("SELECT tenant FROM turns").columns == ["tenant"]
+
+
+def test_rows_survive_closing(tmp_path: Path) -> None:
+    path = tmp_path / "phasewise.duckdb"
+    with Store(path) as store, store.write() as transaction:
+        transaction.insert("counters", counters(3))
+    with Store(path) as store:
+        assert store.query("SELECT sum(value) AS v FROM counters WHERE name = ?", ["a"])["v"].to_list() == [3]
+
+
+def test_a_transaction_is_all_or_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.duckdb") as store:
+        with pytest.raises(ValueError, match="stop"), store.write() as transaction:
+            transaction.insert("counters", counters(1))
+            with store.write() as inner:
+                inner.insert("counters", counters(2))
+            raise ValueError("stop")
+        assert store.query("SELECT * FROM counters").is_empty()
+
+
+def test_readers_see_what_is_committed_while_a_writer_writes(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.duckdb") as store:
+        seen: list[int] = []
+        with store.write() as transaction:
+            transaction.insert("counters", counters(1))
+            reader = threading.Thread(target=lambda: seen.append(store.query("SELECT * FROM counters").height))
+            reader.start()
+            reader.join(10)
+        assert seen == [0]
+        assert store.query("SELECT * FROM counters").height == 1
+
+
+def test_sql_reaches_nothing_outside_the_store(tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    with Store(tmp_path / "s.duckdb") as store, pytest.raises(duckdb.Error, match="disabled"):
+        store.query(f"SELECT * FROM read_csv('{tmp_path / 'secret.csv'}')")
+
+
+def test_after_a_fatal_error_the_file_is_opened_again(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.duckdb") as store:
+        with store.write() as transaction:
+            transaction.insert("counters", counters(1))
+        store._die(duckdb.FatalException("the disk went away"))
+        assert store.broken == "the disk went away"
+        with pytest.raises(MachineError, match="opened again by itself"):
+            store.query("SELECT 1")
+        time.sleep(1.1)
+        assert store.query("SELECT value FROM counters")["value"].to_list() == [1]
+        assert store.broken == ""
+
+
+def test_a_closed_store_stays_closed(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.duckdb")
+    store.close()
+    with pytest.raises(MachineError, match="closed"):
+        store.query("SELECT 1")
