@@ -1,0 +1,61 @@
+"""What telemetry a verdict lacked, and how each engine is told to send it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from phasewise.analyzer.findings import Finding
+from phasewise.analyzer.scene import Scene
+from phasewise.analyzer.signals import Value
+
+HOW: dict[str, str] = {
+    "request_spans": (
+        "vLLM: --otlp-traces-endpoint http://HOST:4317; SGLang: --enable-trace --otlp-traces-endpoint HOST:4317"
+    ),
+    "engine_metrics": (
+        "phasewise serve --scrape http://ENGINE:PORT/metrics (SGLang also needs --enable-metrics), "
+        "or phasewise ingest --scrapes FILE"
+    ),
+    "cached_tokens": "vLLM spans do not carry it; SGLang sends gen_ai.usage.cached_tokens",
+    "accelerator": 'name it: phasewise.toml [hardware] accelerator = "h100_sxm"',
+    "model": "engine metrics carry the model's name; or name it in phasewise.toml [hardware] model",
+    "client_boundary": "import the client's records: phasewise ingest FILE; or propagate traceparent from the client",
+    "scrape_join": "give --scrape one URL an engine, or an `instance` with each scrape; several engines could be meant",
+    "wait_reason": "scrape the engine more often: no sample lies near these waits",
+}
+
+
+def missing_signals(scene: Scene, finding: Finding, signals: dict[str, Value]) -> list[dict[str, object]]:
+    """Entries {signal, how, why} for everything that would have sharpened this verdict."""
+    found: dict[str, str] = {}
+    if finding.phase_ratio is None or finding.phase_ratio < 0.9:
+        found["request_spans"] = (
+            "no requests" if finding.phase_ratio is None else f"{finding.phase_ratio:.0%} carry phases"
+        )
+    if scene.unjoined:
+        found["scrape_join"] = f"{len(scene.unjoined)} scraped engines belong to no known spans"
+    if signals.get("kv_usage_p95_ratio") is None:
+        found["engine_metrics"] = "without KV use and waiting requests, a full slot limit and a full KV pool look alike"
+    elif finding.affected["missing_signals"].str.contains("wait_reason").fill_null(False).any():
+        found["wait_reason"] = "part of the waiting could not be told apart"
+    if len(scene.requests) and scene.requests["cached_tokens"].null_count() == len(scene.requests):
+        found["cached_tokens"] = "the cache hit of single requests is unknown"
+    if len(scene.requests) and scene.requests["model"].null_count() == len(scene.requests):
+        found["model"] = "weight and KV bytes follow from the model's shape"
+    if signals.get("device_kind") is None and len(scene.requests):
+        found["accelerator"] = "the achieved share of its peaks is unknown"
+    if len(scene.requests) and scene.requests["entry_e2e_s"].null_count() == len(scene.requests):
+        worst = _ttft_text(scene)
+        found["client_boundary"] = f"user-visible TTFT unknown{worst}"
+    return [{"signal": name, "how": HOW[name], "why": why} for name, why in found.items()]
+
+
+def _ttft_text(scene: Scene) -> str:
+    values = scene.requests["ttft_s"].drop_nulls()
+    middle = values.median()
+    return f", at least {middle:.3g} s in the median" if isinstance(middle, float) else ""
+
+
+def sentences(names: Sequence[str]) -> list[str]:
+    """How to turn on each named signal."""
+    return [HOW[name] for name in names if name in HOW]

@@ -1,0 +1,349 @@
+"""The verdict object of a window: where a store, a clock and the rules meet pure analysis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+import polars as pl
+
+from phasewise.analyzer.confidence import confidence
+from phasewise.analyzer.evidence import Evidence, gather
+from phasewise.analyzer.explain import request_report
+from phasewise.analyzer.findings import (
+    Finding,
+    decide,
+    seconds_by_cause,
+    shape_matched,
+    shares_of,
+    weighed,
+)
+from phasewise.analyzer.inflight import InFlight, in_flight
+from phasewise.analyzer.machine import machine, typical_model
+from phasewise.analyzer.matching import Situation, match
+from phasewise.analyzer.missing import missing_signals
+from phasewise.analyzer.rooflines import judge_phases, judgement_json
+from phasewise.analyzer.scene import Reader, Scene, read_scene
+from phasewise.analyzer.signals import merged_settings, window_signals
+from phasewise.analyzer.statistics import floats, rounded, summary
+from phasewise.analyzer.window import Filter, Objective, Window
+from phasewise.analyzer.wording import headline
+from phasewise.collector.context import Setting
+from phasewise.rules.load import Rulebook
+from phasewise.rules.vocabulary import CAUSES
+
+EXAMPLES = 5
+_ENGINE_COLUMNS = {
+    "ttft": "ttft_s", "queue": "queue_s", "context": "context_s", "prefill": "prefill_s", "decode": "decode_s",
+    "e2e": "e2e_s", "tpot": "tpot_s",
+}  # fmt: skip
+
+
+def window_verdict(
+    store: Reader,
+    rulebook: Rulebook,
+    window: Window,
+    *,
+    filters: Sequence[Filter] = (),
+    slo: Sequence[Objective] = (),
+    now_unix_ns: int,
+) -> dict[str, object]:
+    """The verdict of a window as the JSON object of architecture section 8."""
+    return scene_verdict(read_scene(store, window, filters, now_unix_ns), rulebook, slo)
+
+
+def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = ()) -> dict[str, object]:
+    """The same from a scene: pure."""
+    flight = in_flight(scene)
+    # A row that was stored before its attribution has its time booked to nothing yet: it cannot say what is slow.
+    first = decide(scene.requests.filter(pl.col("revision").is_not_null()), slo, flight)
+    signals = window_signals(scene, first.affected, rulebook)
+    shares = _judged_shares(first, flight)
+    evidence = gather(signals, shares, flight)
+    finding = weighed(first, evidence)
+    signals |= {"status": finding.status, "primary": finding.primary, "cause": finding.cause}
+    settings = merged_settings(scene.replicas)
+    engine = next((replica.engine for replica in scene.replicas if replica.engine), None)
+    versions = scene.requests["engine_version"].drop_nulls()
+    situation = Situation(
+        primary=finding.primary,
+        cause=finding.cause,
+        shares=shares,
+        signals=signals,
+        engine=engine,
+        engine_version=versions[0] if len(versions) else None,
+        settings=settings,
+    )
+    matched = match(situation, rulebook)
+    recommend = matched.recommend if finding.status != "unknown" else []
+    whole = seconds_by_cause(scene.requests)
+    known = float(np.nansum(floats(scene.requests, "measured_s")))
+    total = sum(whole.values())
+    verdict: dict[str, object] = {
+        "status": finding.status,
+        "objective": _objective_text(finding),
+        "window": {"from_unix_ns": scene.window.from_unix_ns, "to_unix_ns": scene.window.to_unix_ns},
+        "requests": len(scene.requests),
+        "refused": scene.refused,
+        "aborted": scene.aborted,
+        "open": flight.open,
+        "provisional": int((~scene.requests["final"].fill_null(False)).sum()),
+        "unattributed": _unattributed(scene),
+        "affected": _affected(scene, finding),
+        "baseline": _baseline(scene, finding),
+        "primary": finding.primary,
+        "cause": finding.cause,
+        "headline": headline(scene, finding, flight),
+        "shares": _rounded_shares(shares_of(whole)),
+        "affected_shares": _rounded_shares(shares),
+        "explained_ratio": rounded(known / total) if total > 0 else None,
+        "contention_ratio": rounded(finding.contention_ratio),
+        "confidence": _confidence(scene, finding, evidence, flight),
+        "evidence": _evidence_rows(evidence, finding, scene),
+        "in_flight": _flight_json(flight, finding.live),
+        "recommend": recommend,
+        "will_not_help": matched.will_not_help if finding.status != "unknown" else [],
+        "missing": missing_signals(scene, finding, signals),
+        "verify": _verify(finding, recommend, rulebook),
+        "stage": _stage(finding, recommend),
+        "examples": _examples(finding),
+        "statistics": {"engine": _engine_statistics(scene), "client": _client_statistics(scene)},
+        "phase_shares": _phase_shares(scene),
+        "roofline": _roofline(scene, settings, rulebook),
+        "signals": {name: rounded(v) if isinstance(v, float) else v for name, v in signals.items() if v is not None},
+        "recorded": dict(scene.facts),
+        "notes": _notes(scene, finding, flight),
+        "provenance": {
+            "rules": rulebook.version,
+            "analyzer": analyzer_version(),
+            "coverage": rounded(finding.phase_ratio),
+        },
+    }
+    return verdict
+
+
+def analyzer_version() -> str:
+    """Version of the installed package; "unknown" in a tree that nobody installed."""
+    try:
+        return version("phasewise")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _unattributed(scene: Scene) -> int:
+    """Rows that are stored and wait for their attribution: a second or two, longer where the machine is busy."""
+    return int(scene.requests["revision"].null_count())
+
+
+def _judged_shares(finding: Finding, flight: InFlight) -> dict[str, float]:
+    """Shares of the seconds the verdict is about: of the affected requests, or, live, of the requests in flight."""
+    if not finding.live or flight.total_s <= 0:
+        return shares_of(seconds_by_cause(finding.affected))
+    waiting = {cause: seconds / flight.total_s for cause, seconds in flight.waiting_s.items() if seconds > 0}
+    rest = 1.0 - sum(waiting.values())
+    waiting["unexplained"] = waiting.get("unexplained", 0.0) + max(rest, 0.0)
+    return waiting
+
+
+def _rounded_shares(shares: Mapping[str, float]) -> dict[str, float]:
+    """Six digits after the point, the largest takes what rounding left, so that the sum is 1."""
+    if not shares:
+        return {}
+    cut = {cause: round(value, 6) for cause, value in shares.items()}
+    largest = max(cut, key=lambda cause: (cut[cause], cause))
+    cut[largest] = round(cut[largest] + 1.0 - sum(cut.values()), 6)
+    return {cause: cut[cause] for cause in CAUSES if cause in cut}
+
+
+def _objective_text(finding: Finding) -> dict[str, object]:
+    if finding.objective is None:
+        return {"metric": "e2e", "limit_s": None, "boundary": "engine", "text": "end-to-end time, slowest tenth"}
+    one = finding.objective
+    return {"metric": one.metric, "limit_s": one.limit_s, "boundary": one.boundary, "text": one.text}
+
+
+def _affected(scene: Scene, finding: Finding) -> dict[str, object]:
+    matching = int((finding.affected["primary_class"] == finding.primary).sum()) if len(finding.affected) else 0
+    slo = finding.objective.text if finding.objective is not None and finding.over_limit else None
+    return {
+        "count": len(finding.affected),
+        "of": len(scene.requests),
+        "slo": slo or ("slowest tenth by end-to-end time" if len(finding.affected) else None),
+        "over_limit": finding.over_limit,
+        "matching": matching,
+    }
+
+
+def _baseline(scene: Scene, finding: Finding) -> dict[str, object] | None:
+    if scene.baseline is None:
+        return None
+    e2e, matched = shape_matched(finding.affected, scene.before, "e2e_s")
+    return {
+        "from": scene.baseline.from_unix_ns,
+        "to": scene.baseline.to_unix_ns,
+        "matched": matched,
+        "requests": len(scene.before),
+        "e2e_p50_s": rounded(e2e),
+    }
+
+
+def _confidence(scene: Scene, finding: Finding, evidence: Sequence[Evidence], flight: InFlight) -> dict[str, object]:
+    matching = int((finding.affected["primary_class"] == finding.primary).sum()) if len(finding.affected) else 0
+    if finding.over_limit is None:
+        # Without an objective the slow set is a tenth by construction: every request of that class is a witness.
+        matching = max(matching, int((scene.requests["primary_class"] == finding.primary).sum()))
+    return confidence(
+        finding.primary,
+        evidence,
+        matching,
+        finding.phase_ratio,
+        finding.margin_ratio,
+        flight.samples if finding.live else 0,
+    )
+
+
+def _evidence_rows(evidence: Sequence[Evidence], finding: Finding, scene: Scene) -> list[dict[str, object]]:
+    """Rows for the chosen class first, then against rivals; rows that say nothing about any class last, at most twelve."""
+    rows = [one.row(finding.primary) for one in evidence]
+    order = {"for": 0, "against": 1, "context": 2}
+    if not scene.before.is_empty():
+        for name, column in (
+            ("TTFT, median of affected requests", "ttft_s"),
+            ("TPOT, median of affected requests", "tpot_s"),
+        ):
+            value, matched = shape_matched(finding.affected, scene.before, column)
+            now = finding.affected[column].median()
+            if value is not None and isinstance(now, float):
+                text = f"{value:.3g} before" + ("" if matched else " (shapes not matched)")
+                rows.append(
+                    {
+                        "name": name, "observed": rounded(now), "expected": text, "unit": "s", "source": "request spans",
+                        "status": "measured", "says": "context", "about": finding.primary, "for": [], "against": [],
+                    }
+                )  # fmt: skip
+    rows.sort(key=lambda row: (row["about"] != finding.primary, order[str(row["says"])]))
+    return rows[:12]
+
+
+def _flight_json(flight: InFlight, leads: bool) -> dict[str, object] | None:
+    if flight.samples == 0:
+        return None
+    return {
+        "leads": leads,
+        "open": flight.open,
+        "waiting": flight.waiting_now,
+        "running": flight.running_now,
+        "kv_usage_ratio": rounded(flight.kv_usage_now_ratio),
+        "waiting_ratio": rounded(flight.contention_ratio),
+        "preemptions": flight.preempted,
+        "from_unix_ns": flight.from_unix_ns,
+        "to_unix_ns": flight.to_unix_ns,
+    }
+
+
+def _verify(
+    finding: Finding, recommend: Sequence[Mapping[str, object]], rulebook: Rulebook
+) -> dict[str, object] | None:
+    """How to prove the first change: the same load with and without it, judged by rules the technique file states."""
+    first = next((one for one in recommend if str(one.get("technique")) in rulebook.techniques), None)
+    if first is None or finding.primary == "inconclusive":
+        return None
+    technique = rulebook.techniques[str(first["technique"])]
+    rule = technique.verify
+    return {
+        "command": "phasewise analyze --from START --to END --json   (once for each arm)",
+        "arms": ["as now", technique.title],
+        "minutes": rule.minutes,
+        "pass": rule.pass_rule,
+        "refute": rule.refute_rule,
+        "guard": rule.guard,
+    }
+
+
+def _roofline(scene: Scene, settings: Mapping[str, Setting], rulebook: Rulebook) -> dict[str, object]:
+    built = machine(settings, typical_model(scene.requests), rulebook)
+    return {phase: judgement_json(one, built) for phase, one in judge_phases(scene.requests, built, rulebook).items()}
+
+
+def _stage(finding: Finding, recommend: Sequence[object]) -> str:
+    if finding.cause is None:
+        return "measured"
+    return "chosen" if recommend else "caused"
+
+
+def _examples(finding: Finding) -> list[dict[str, object]]:
+    rows = finding.affected
+    if finding.primary != "inconclusive" and len(rows):
+        fits = rows.filter(pl.col("primary_class") == finding.primary)
+        rows = fits if len(fits) else rows
+    chosen = rows.sort(["e2e_s", "request_key"], descending=[True, False]).head(EXAMPLES)
+    return [
+        {
+            "request_key": row["request_key"],
+            "trace_id": row["trace_id"],
+            "e2e_s": rounded(row["e2e_s"]),
+            "cause": row["cause"],
+        }
+        for row in chosen.iter_rows(named=True)
+    ]
+
+
+def _engine_statistics(scene: Scene) -> dict[str, object]:
+    return {name: summary(floats(scene.requests, column)) for name, column in _ENGINE_COLUMNS.items()}
+
+
+def _client_statistics(scene: Scene) -> dict[str, object] | None:
+    """The same at the client's boundary: its own records, gaps pooled over all requests; None without any."""
+    rows = scene.requests
+    if rows["entry_e2e_s"].null_count() == len(rows):
+        return None
+    answer: dict[str, object] = {
+        "ttft": summary(floats(rows, "entry_ttft_s")),
+        "e2e": summary(floats(rows, "entry_e2e_s")),
+    }
+    gaps = rows["client_gaps"].drop_nulls()
+    if len(gaps):
+        pooled = [value for text in gaps for value in json.loads(text)]
+        answer["itl"] = summary(pooled)
+    streamed = rows.filter((pl.col("output_tokens") > 1) & pl.col("entry_ttft_s").is_not_null())
+    between = (streamed["entry_e2e_s"] - streamed["entry_ttft_s"]) / (streamed["output_tokens"] - 1)
+    answer["tpot"] = summary(between.to_numpy())
+    return answer
+
+
+def _phase_shares(scene: Scene) -> dict[str, float | None]:
+    """Phases as shares of end-to-end seconds at the engine; other is what no phase covers."""
+    rows = scene.requests
+    total = float(np.nansum(floats(rows, "e2e_s"))) if len(rows) else 0.0
+    if total <= 0:
+        return {}
+    found: dict[str, float | None] = {}
+    covered = 0.0
+    for phase in ("queue", "context", "prefill", "first_token", "decode", "external"):
+        values = floats(rows, f"{phase}_s")
+        part = float(np.nansum(values)) / total if np.isfinite(values).any() else None
+        found[phase] = rounded(part)
+        covered += part or 0.0
+    found["other"] = rounded(1.0 - covered)
+    return found
+
+
+def _notes(scene: Scene, finding: Finding, flight: InFlight) -> list[str]:
+    notes = [finding.reason]
+    if waiting := _unattributed(scene):
+        notes.append(f"{waiting} requests are not attributed yet; the verdict rests on the others")
+    if flight.open:
+        notes.append(f"{flight.open} requests still open: their spans come when they end")
+    if scene.unjoined:
+        notes.append("scrapes without a known instance were left out: " + ", ".join(scene.unjoined))
+    clamped = int(scene.requests["clamped"].fill_null(False).sum()) if len(scene.requests) else 0
+    if clamped:
+        notes.append(f"{clamped} requests whose phases exceed their end-to-end time within tolerance were cut")
+    if finding.cause in ("decode.weights", "decode.kv", "decode.compute"):
+        notes.append("the roofline locates what bounds decoding; it does not predict each kernel")
+    return notes
+
+
+__all__ = ["analyzer_version", "request_report", "scene_verdict", "window_verdict"]

@@ -1,0 +1,69 @@
+"""The sentences of a verdict: causes in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from phasewise.analyzer.findings import Finding, seconds_by_cause, shares_of
+from phasewise.analyzer.inflight import InFlight
+from phasewise.analyzer.scene import Scene
+from phasewise.rules.vocabulary import CLASS_OF_CAUSE
+
+PLAIN = {
+    "queue.slots": "wait for a free slot in the batch",
+    "queue.capacity": "wait because the engine is at its capacity",
+    "queue.empty_slots": "wait for seats that a static batch keeps for finished sequences",
+    "queue.budget": "wait because others' prompts use up the tokens of each step",
+    "queue.window": "wait for a batch to be collected",
+    "queue.policy": "wait for requests of higher priority or another tenant's turn",
+    "queue.head_of_line": "wait behind a request that cannot be admitted",
+    "queue.upstream": "wait in the router in front of the engine",
+    "kv.wait": "wait for free KV cache blocks",
+    "kv.preempt": "are preempted for lack of KV blocks and computed again",
+    "kv.evicted": "compute prefixes again that the KV cache had dropped",
+    "kv.load": "load their KV cache from another tier",
+    "prefill.compute": "compute their own prompts",
+    "prefill.attention_io": "move attention data during prefill",
+    "interference": "stand still while others' prompts are prefilled",
+    "decode.weights": "decode at the speed at which weights are read",
+    "decode.kv": "decode at the speed at which the KV cache is read",
+    "decode.compute": "decode at the device's compute limit",
+    "context": "are prepared before the engine can start them",
+    "external": "wait for tools or other services",
+    "client": "are held up at the client",
+    "communication.network": "wait for data between nodes",
+    "communication.node": "wait for collectives between devices",
+    "host": "wait for work on the host",
+    "host.scheduler": "wait for the scheduler",
+    "cold_start": "meet an engine that is still warming up",
+}
+
+
+def headline(scene: Scene, finding: Finding, flight: InFlight) -> str:
+    """One sentence in plain words."""
+    if finding.status == "unknown":
+        return f"Not enough evidence: {finding.reason}."
+    if finding.live:
+        cause = PLAIN.get(finding.cause or "", "wait, for a reason the samples do not tell")
+        return f"Slow now: of {flight.open} requests in flight, most {cause}."
+    if finding.primary == "inconclusive":
+        word = "Slow" if finding.status == "slow" else "Healthy"
+        return f"{word}, but no single cause stands out: {finding.reason}."
+    share = shares_of(seconds_by_cause(finding.affected if finding.status == "slow" else scene.requests))
+    held = sum(value for cause, value in share.items() if CLASS_OF_CAUSE[cause] == finding.primary)
+    part = share.get(finding.cause or "", 0.0)
+    what = PLAIN[finding.cause or ""]
+    whole = f", {held:.0%} with all of {finding.primary}" if held - part > 0.05 else ""
+    if finding.status == "healthy":
+        return f"Healthy: requests mostly {what} ({part:.0%} of their time{whole})."
+    return f"Slow: affected requests {what} for {part:.0%} of their time{whole}."
+
+
+def request_sentence(row: Mapping[str, object], partition: Mapping[str, object]) -> str:
+    e2e, cause = row["e2e_s"], row["cause"]
+    if not isinstance(e2e, float) or not partition:
+        return "Nothing is known of where this request's time went."
+    largest = str(cause) if cause else max(partition, key=lambda c: float(str(partition[c])))
+    seconds = float(str(partition.get(largest, 0.0)))
+    what = PLAIN.get(largest, "cannot be explained").removeprefix("are ")
+    return f"{seconds:.3g} s of {e2e:.3g} s ({seconds / e2e:.0%}): {what}." if e2e > 0 else "This request took no time."

@@ -1,0 +1,198 @@
+"""Each second of a request is booked to one cause, and to the right one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from analyzer_contexts import four_slots, make_context
+from builders import START_UNIX_NS, make_request, make_sample
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phasewise.analyzer.attribution import attribute_instance
+from phasewise.collector.context import Context
+from phasewise.collector.records import EngineSample, Request
+from phasewise.rules.load import Rulebook, load_rulebook
+from phasewise.rules.vocabulary import CAUSES, cause_column
+
+RULES = load_rulebook()
+
+
+def booked(context: Context, rules: Rulebook = RULES) -> dict[str, float]:
+    """Seconds by cause over all targets, zeros left out."""
+    answer = attribute_instance(context, rules)
+    assert set(answer["request_key"]) == context.targets
+    total = {cause: float(answer[cause_column(cause)].sum()) for cause in CAUSES}
+    return {cause: seconds for cause, seconds in total.items() if seconds > 1e-9}
+
+
+def samples(count: int = 4, **fields: object) -> list[EngineSample]:
+    return [make_sample(at_s=i + 0.5, **fields) for i in range(count)]
+
+
+def test_a_full_slot_limit_with_empty_kv_is_a_wait_for_slots() -> None:
+    found = booked(make_context(four_slots(), samples(running=4.0, waiting=4.0, kv_usage_ratio=0.05)))
+    assert found["queue.slots"] == pytest.approx(4 * 1 + 4 * 2)
+    assert "kv.wait" not in found
+
+
+def test_the_same_wait_behind_a_full_pool_is_kv() -> None:
+    found = booked(make_context(four_slots(), samples(running=4.0, waiting=4.0, kv_usage_ratio=0.97)))
+    assert found["kv.wait"] == pytest.approx(12)
+    assert "queue.slots" not in found
+
+
+def test_spans_alone_cannot_tell_slots_from_kv() -> None:
+    context = make_context(four_slots())
+    assert booked(context)["unexplained"] == pytest.approx(12)
+    answer = attribute_instance(context, RULES)
+    waited = answer.filter(pl.col(cause_column("unexplained")) > 0)
+    assert set(waited["missing_signals"]) == {'["kv_usage"]'}
+
+
+def test_a_slot_limit_the_engine_states_needs_no_samples() -> None:
+    found = booked(make_context(four_slots(), settings={"max_num_seqs": 4}))
+    assert found["queue.slots"] == pytest.approx(12)
+
+
+def test_waiting_with_free_slots_and_blocks_beside_a_long_prompt_is_the_step_budget() -> None:
+    long = make_request(at_s=0.0, queue_s=0.0, prefill_s=3.0, first_token_s=0.0, decode_s=1.0, input_tokens=8000)
+    early = [make_request(at_s=-9.0, queue_s=0.0, prefill_s=0.1, first_token_s=0.0, decode_s=5.0) for _ in range(4)]
+    short = make_request(at_s=0.5, queue_s=2.5, prefill_s=0.1, first_token_s=0.0, decode_s=1.0, input_tokens=50)
+    found = booked(make_context([long, short, *early], samples(running=1.0, waiting=1.0, kv_usage_ratio=0.05)))
+    assert found["queue.budget"] == pytest.approx(2.5)
+
+
+def test_decode_beside_a_long_prefill_is_interference_beyond_its_clean_steps() -> None:
+    calm = [make_request(at_s=10.0 * i, queue_s=0.0, prefill_s=0.1, first_token_s=0.0, decode_s=1.0) for i in range(4)]
+    held = make_request(at_s=100.0, queue_s=0.0, prefill_s=0.1, first_token_s=0.0, decode_s=3.0)
+    long = make_request(
+        at_s=100.5, queue_s=0.0, prefill_s=2.2, first_token_s=0.0, decode_s=0.01, output_tokens=2, input_tokens=9000
+    )
+    answer = attribute_instance(make_context([*calm, held, long]), RULES)
+    row = answer.filter(pl.col("request_key") == held.request_key).row(0, named=True)
+    assert row[cause_column("interference")] == pytest.approx(2.0)
+    assert row[cause_column("decode.weights")] == pytest.approx(1.0)
+
+
+def test_the_step_that_runs_at_arrival_delays_the_newcomer() -> None:
+    """vLLM: TTFT less queue less prefill is one number for {C,F}; where another prompt is prefilled it is waiting."""
+    first = make_request(at_s=0.0, queue_s=0.0, prefill_s=2.0, first_token_s=0.0, decode_s=0.5)
+    second = replace(
+        make_request(at_s=0.2, queue_s=0.0, prefill_s=1.0, first_token_s=0.0, decode_s=0.5),
+        combined_s=1.9,
+        combined_covers="C,F",
+        queued_unix_ns=START_UNIX_NS + 2_100_000_000,
+        scheduled_unix_ns=START_UNIX_NS + 2_100_000_000,
+        first_token_unix_ns=START_UNIX_NS + 3_100_000_000,
+        ttft_s=2.9,
+        e2e_s=3.4,
+        finished_unix_ns=START_UNIX_NS + 3_600_000_000,
+    )
+    answer = attribute_instance(make_context([first, second]), RULES)
+    row = answer.filter(pl.col("request_key") == second.request_key).row(0, named=True)
+    assert row[cause_column("interference")] == pytest.approx(1.8)
+    assert row[cause_column("host")] == pytest.approx(0.1)
+
+
+def test_slow_decoding_while_the_preemption_counter_moves_is_recomputation() -> None:
+    fast = [make_request(at_s=0.0, queue_s=0.0, prefill_s=0.1, first_token_s=0.0, decode_s=1.0) for _ in range(9)]
+    lost = make_request(at_s=0.0, queue_s=0.0, prefill_s=0.1, first_token_s=0.0, decode_s=4.0)
+    moving = [make_sample(at_s=i + 0.5, kv_usage_ratio=0.97, preemptions=float(i)) for i in range(5)]
+    answer = attribute_instance(make_context([*fast, lost], moving), RULES)
+    row = answer.filter(pl.col("request_key") == lost.request_key).row(0, named=True)
+    assert row[cause_column("kv.preempt")] == pytest.approx(3.0)
+    assert row["primary_class"] == "kv"
+
+
+def test_the_engine_s_own_reasons_go_before_ours() -> None:
+    row = make_request(queue_s=2.0, queue_kv_s=1.5, queue_window_s=0.5)
+    found = booked(make_context([row]))
+    assert found["kv.wait"] == pytest.approx(1.5)
+    assert found["queue.window"] == pytest.approx(0.5)
+
+
+def test_a_known_accelerator_separates_bytes_from_host_time() -> None:
+    """Llama-3.1-8B, batch 1, on an H100: about 4.6 ms of reading a step (roofline.md 2.6); 40 ms measured is host."""
+    row = make_request(
+        queue_s=0.0, prefill_s=0.1, decode_s=4.0, output_tokens=101, input_tokens=2000, model="llama-3.1-8b"
+    )
+    found = booked(make_context([row], settings={"accelerator": "h100_sxm"}))
+    reading = found["decode.weights"] + found["decode.kv"]
+    assert reading == pytest.approx(100 * 4.56e-3 / 0.6, rel=0.02)
+    assert found["host"] == pytest.approx(4.0 - reading + 0.01)
+
+
+def test_phases_beyond_end_to_end_are_cut_within_tolerance_and_refused_beyond() -> None:
+    near = replace(make_request(queue_s=0.0, prefill_s=0.5, first_token_s=0.0, decode_s=1.0), e2e_s=1.49)
+    far = replace(make_request(queue_s=0.0, prefill_s=0.5, first_token_s=0.0, decode_s=1.0), e2e_s=1.2)
+    answer = attribute_instance(make_context([near, far]), RULES)
+    rows = {row["request_key"]: row for row in answer.iter_rows(named=True)}
+    assert rows[near.request_key]["clamped"]
+    assert rows[near.request_key][cause_column("decode.weights")] == pytest.approx(0.99, abs=0.02)
+    assert rows[far.request_key]["primary_class"] == "inconclusive"
+    assert rows[far.request_key]["cause"] is None
+    assert rows[far.request_key][cause_column("unexplained")] == pytest.approx(1.2)
+
+
+def test_unknown_phases_are_unexplained_and_named() -> None:
+    row = replace(
+        make_request(),
+        queue_s=None, prefill_s=None, decode_s=None, first_token_s=None, context_s=None,
+        queued_unix_ns=None, scheduled_unix_ns=None, first_token_unix_ns=None,
+    )  # fmt: skip
+    context = make_context([row])
+    assert booked(context) == {"unexplained": pytest.approx(row.e2e_s)}
+    assert attribute_instance(context, RULES)["missing_signals"][0] == '["phases"]'
+
+
+def test_concurrency_and_batch_come_from_overlap() -> None:
+    rows = [make_request(at_s=0.0, queue_s=0.0, prefill_s=0.1, first_token_s=0.0, decode_s=0.9) for _ in range(3)]
+    answer = attribute_instance(make_context(rows), RULES)
+    assert set(answer["concurrency_at_arrival"]) == {3}
+    assert answer["decode_batch_mean"].to_numpy() == pytest.approx(3.0)
+
+
+durations = st.floats(0.0, 5.0, allow_subnormal=False)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    made = make_request(
+        at_s=draw(durations), queue_s=draw(durations), prefill_s=draw(durations), first_token_s=draw(durations),
+        decode_s=draw(durations), output_tokens=draw(st.integers(1, 200)), input_tokens=draw(st.integers(0, 5000)),
+    )  # fmt: skip
+    residual = draw(st.floats(0.0, 0.5, allow_subnormal=False))
+    assert made.e2e_s is not None
+    return replace(made, e2e_s=made.e2e_s + residual, finished_unix_ns=made.finished_unix_ns + round(residual * 1e9))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(requests(), min_size=1, max_size=8),
+    st.lists(st.tuples(durations, st.floats(0, 1), st.integers(0, 9)), max_size=6),
+)
+def test_the_partition_adds_up_and_has_no_negative_part(
+    rows: list[Request], seen: list[tuple[float, float, int]]
+) -> None:
+    moments = {round(t * 1e9): (usage, waiting) for t, usage, waiting in seen}
+    taken = [
+        make_sample(at_s=t / 1e9, kv_usage_ratio=usage, waiting=float(waiting), running=2.0)
+        for t, (usage, waiting) in moments.items()
+    ]
+    answer = attribute_instance(make_context(rows, taken), RULES)
+    parts = np.stack([answer[cause_column(cause)].to_numpy() for cause in CAUSES])
+    keys = {row.request_key: row.e2e_s for row in rows}
+    assert (parts >= 0).all()
+    assert parts.sum(axis=0) == pytest.approx([keys[key] for key in answer["request_key"]], abs=1e-6)
+
+
+def test_the_order_of_rows_changes_nothing() -> None:
+    rows = four_slots()
+    taken = samples(running=4.0, waiting=4.0, kv_usage_ratio=0.05)
+    one = attribute_instance(make_context(rows, taken), RULES).sort("request_key")
+    other = attribute_instance(make_context(rows[::-1], taken[::-1]), RULES).sort("request_key")
+    assert one.equals(other)

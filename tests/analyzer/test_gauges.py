@@ -1,0 +1,71 @@
+"""Engine figures over time: gauges summed over replicas, counters as differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from builders import SECOND_NS, START_UNIX_NS, make_instance, make_sample, record_table
+
+from phasewise.analyzer import gauges
+from phasewise.analyzer.questions import Bins
+from phasewise.analyzer.window import Filter, Window
+from phasewise.collector.records import EngineSample, Instance
+from phasewise.collector.store import Store
+
+WINDOW = Window(START_UNIX_NS, START_UNIX_NS + 60 * SECOND_NS)
+GRID = Bins(START_UNIX_NS, 10 * SECOND_NS, 6)
+
+
+def opened(path: Path, samples: Sequence[EngineSample], instances: Sequence[Instance] = ()) -> Store:
+    store = Store(path / "test.duckdb")
+    with store.write() as transaction:
+        transaction.insert("engine_samples", record_table(EngineSample, samples))
+        if instances:
+            transaction.insert("instances", record_table(Instance, instances))
+    return store
+
+
+def test_gauges_are_means_in_a_bin_summed_over_replicas(tmp_path: Path) -> None:
+    samples = [
+        make_sample(instance=name, at_s=at, running=running, kv_usage_ratio=kv)
+        for name, at, running, kv in [("a", 1, 2.0, 0.2), ("a", 6, 4.0, 0.3), ("b", 3, 10.0, 0.9), ("a", 31, 1.0, 0.1)]
+    ]
+    with opened(tmp_path, samples) as store:
+        answer = gauges.ask_samples(store, gauges.state_sql(), WINDOW, grid=GRID)
+    assert answer["bin"].to_list() == [0, 3]
+    assert answer["running"].to_list() == [13.0, 1.0]
+    assert answer["kv_usage_ratio"].to_list() == [0.9, 0.1]
+
+
+def test_counters_become_differences_and_a_reset_counts_from_zero(tmp_path: Path) -> None:
+    values = [(-5, 90.0), (5, 100.0), (15, 103.0), (25, 2.0), (35, 4.0)]
+    with opened(tmp_path, [make_sample(at_s=at, preemptions=value) for at, value in values]) as store:
+        answer = gauges.ask_samples(store, gauges.state_sql(), WINDOW, grid=GRID)
+        totals = gauges.ask_samples(store, gauges.totals_sql(), WINDOW).row(0, named=True)
+    assert answer["preemptions_change"].to_list() == [10.0, 3.0, 2.0, 2.0]
+    assert totals["preemptions_change"] == 17.0
+    assert totals["samples_n"] == 4
+
+
+def test_samples_are_found_by_the_name_that_spans_know(tmp_path: Path) -> None:
+    samples = [make_sample(instance="10.0.0.1:8000", at_s=1), make_sample(instance="10.0.0.2:8000", at_s=1)]
+    with opened(tmp_path, samples, [make_instance(instance="10.0.0.1:8000", joined_to="gpu-0")]) as store:
+        found = gauges.ask_samples(store, gauges.totals_sql(), WINDOW, [Filter("instance", "eq", "gpu-0")]).row(
+            0, named=True
+        )
+        both = gauges.ask_samples(store, gauges.totals_sql(), WINDOW).row(0, named=True)
+    assert (found["samples_n"], both["samples_n"]) == (1, 2)
+
+
+def test_samples_that_belong_to_nobody_are_used_by_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path, [make_sample(at_s=1, joined=False)]) as store:
+        assert gauges.ask_samples(store, gauges.totals_sql(), WINDOW)["samples_n"][0] == 0
+
+
+def test_filters_that_samples_cannot_answer_are_named() -> None:
+    chosen, left = gauges.sample_conditions(
+        [Filter("model", "eq", "a"), Filter("model", "eq", "b"), Filter("ttft", "gt", "2s")]
+    )
+    assert chosen.parameters == (["a", "b"],)
+    assert left == ("ttft",)
