@@ -1,0 +1,253 @@
+"""What the API and the pages ask: one place that reads the store for them, once for equal questions at the same time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
+
+import polars as pl
+
+from phasewise.analyzer.filters import Condition, rows_in
+from phasewise.analyzer.findings import BROKEN_RATIO, OBJECTIVE_COLUMNS, SLOW_SET_MIN
+from phasewise.analyzer.questions import NOTHING_MARKED
+from phasewise.analyzer.report import request_report, window_verdict
+from phasewise.analyzer.scene import Reader
+from phasewise.analyzer.window import Filter, Objective, Window
+from phasewise.collector.store import Store
+from phasewise.collector.writer import Writer
+from phasewise.rules.errors import MachineError, PhasewiseError
+from phasewise.rules.load import Rulebook
+
+Answer = TypeVar("Answer")
+LOG = logging.getLogger("phasewise.dashboard")
+_KEPT_ANSWERS = 64
+
+
+def package_version() -> str:
+    try:
+        return version("phasewise")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "0"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedReader:
+    """A store whose failures are sentences: whatever its database raises becomes a MachineError."""
+
+    store: Reader
+
+    def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
+        try:
+            return self.store.query(sql, parameters)
+        except PhasewiseError:
+            raise
+        except Exception as error:
+            LOG.exception("the store refused a query")
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise MachineError(f"the store does not answer: {first}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """How far the data reach. token changes whenever a row or a sample was added or attributed again."""
+
+    token: str
+    requests_n: int
+    samples_n: int
+    newest_received_unix_ns: int | None
+    newest_finished_unix_ns: int | None
+    newest_sample_unix_ns: int | None
+
+    @property
+    def empty(self) -> bool:
+        return self.requests_n == 0 and self.samples_n == 0
+
+
+@dataclass(slots=True)
+class Answers:
+    """Reads for all pages. Equal questions asked at once are computed once, and kept until the data move on."""
+
+    store: Store
+    writer: Writer
+    rulebook: Rulebook
+    data_dir: Path
+    clock: Callable[[], int]
+    serve_info: Mapping[str, object] = field(default_factory=dict)
+    verdicts_told: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _kept: OrderedDict[Hashable, Future[object]] = field(default_factory=OrderedDict)
+    _watermark: tuple[int, Watermark] | None = None
+    _health_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "writer-health"))
+    _health_asked: Future[dict[str, object]] | None = None
+    _health_kept: tuple[int, Mapping[str, object]] | None = None
+
+    @property
+    def reader(self) -> GuardedReader:
+        return GuardedReader(self.store)
+
+    def watermark(self) -> Watermark:
+        """Looked up at most once a second."""
+        now = self.clock()
+        kept = self._watermark
+        if kept is not None and 0 <= now - kept[0] < 10**9:
+            return kept[1]
+        requests = self.reader.query(
+            'SELECT count(*) AS n, coalesce(sum("revision"), 0)::BIGINT AS revisions, '
+            'max("received_unix_ns") AS received, max("finished_unix_ns") AS finished FROM "requests"'
+        ).row(0, named=True)
+        samples = self.reader.query('SELECT count(*) AS n, max("unix_ns") AS newest FROM "engine_samples"').row(
+            0, named=True
+        )
+        found = Watermark(
+            token=f"{requests['n']}.{requests['revisions']}.{samples['n']}.{samples['newest'] or 0}",
+            requests_n=requests["n"],
+            samples_n=samples["n"],
+            newest_received_unix_ns=requests["received"],
+            newest_finished_unix_ns=requests["finished"],
+            newest_sample_unix_ns=samples["newest"],
+        )
+        self._watermark = (now, found)
+        return found
+
+    def once(self, key: Hashable, compute: Callable[[], Answer]) -> Answer:
+        """The answer under this key, computed by whoever asks first; an error is told to all who wait, and not kept."""
+        with self._lock:
+            kept = self._kept.get(key)
+            mine = kept is None
+            future: Future[object] = Future() if kept is None else kept
+            if mine:
+                self._kept[key] = future
+                while len(self._kept) > _KEPT_ANSWERS:
+                    self._kept.popitem(last=False)
+        if mine:
+            try:
+                future.set_result(compute())
+            except BaseException as error:
+                with self._lock:
+                    self._kept.pop(key, None)
+                future.set_exception(error)
+        return future.result()  # type: ignore[return-value]
+
+    def now(self) -> int:
+        """The clock, up to the next whole second, so that the parts of one page look at one window."""
+        return -(-self.clock() // 10**9) * 10**9
+
+    def verdict(
+        self, window: Window, filters: Sequence[Filter] = (), slo: Sequence[Objective] = ()
+    ) -> Mapping[str, object]:
+        """The verdict object of a window; equal questions share one computation until the data move."""
+        filters, slo = tuple(filters), tuple(slo)
+        key = ("verdict", window, filters, slo, self.watermark().token)
+
+        def compute() -> Mapping[str, object]:
+            now = self.clock()
+            found = window_verdict(self.reader, self.rulebook, window, filters=filters, slo=slo, now_unix_ns=now)
+            self.verdicts_told[(str(found["status"]), str(found["primary"]), str(found.get("cause") or ""))] += 1
+            return found
+
+        return self.once(key, compute)
+
+    def request(self, identifier: str) -> list[dict[str, object]]:
+        """`explain ID`: one object a matching request."""
+        return request_report(self.reader, self.rulebook, identifier)
+
+    def rows(self, window: Window, filters: Sequence[Filter] = ()) -> Condition:
+        return rows_in(window, filters)
+
+    def slow_set(self, window: Window, filters: Sequence[Filter] = (), slo: Sequence[Objective] = ()) -> Condition:
+        """The requests under question, by the rules of the verdict (`analyzer.findings`): those that break the SLO most
+        broken; else the slowest tenth by end to end, at least 3."""
+        rows = rows_in(window, filters)
+        slo = tuple(slo)
+        return self.once(
+            ("slow", rows, slo, self.watermark().token), lambda: self._broken(rows, slo) or self._slowest(rows)
+        )
+
+    def _broken(self, rows: Condition, slo: Sequence[Objective]) -> Condition | None:
+        best: tuple[int, Condition | None] = (0, None)
+        for one in slo:
+            column = OBJECTIVE_COLUMNS[one.metric, one.boundary]
+            statement = (
+                f'SELECT count(*) AS n, count("{column}") AS known, count(*) FILTER ("{column}" > ?) AS over, '
+                f'count(*) FILTER ("tpot_s" > ?) AS slow FROM "requests" WHERE {rows.sql}'
+            )
+            found = self.reader.query(statement, (one.limit_s, one.limit_s, *rows.parameters)).row(0, named=True)
+            over = found["over"]
+            if column == "itl_p95_s" and not found["known"]:
+                column, over = "tpot_s", found["slow"]
+            if over > max(best[0], BROKEN_RATIO * found["n"]):
+                best = (over, Condition(f'"{column}" > ?', (one.limit_s,)))
+        return best[1]
+
+    def _slowest(self, rows: Condition) -> Condition:
+        counted = self.reader.query(f'SELECT count("e2e_s") AS n FROM "requests" WHERE {rows.sql}', rows.parameters)
+        n = int(counted["n"][0])
+        if n == 0:
+            return NOTHING_MARKED
+        kept = min(n, max(SLOW_SET_MIN, -(-n // 10)))
+        statement = (
+            f'SELECT "e2e_s", "request_key" FROM "requests" WHERE {rows.sql} AND "e2e_s" IS NOT NULL '
+            'ORDER BY "e2e_s" DESC, "request_key" LIMIT 1 OFFSET ?'
+        )
+        last = self.reader.query(statement, (*rows.parameters, kept - 1)).row(0, named=True)
+        return Condition(
+            '("e2e_s" > ? OR ("e2e_s" = ? AND "request_key" <= ?))', (last["e2e_s"], last["e2e_s"], last["request_key"])
+        )
+
+    def writer_health(self) -> Mapping[str, object]:
+        """Counters and watermarks of the writer, at most a second old while it is not busy: it takes the writer's lock, and a
+        large import holds that for long. Then the last known stand."""
+        with self._lock:
+            now = self.clock()
+            if self._health_asked is None and not (self._health_kept and 0 <= now - self._health_kept[0] < 10**9):
+                self._health_asked = self._health_pool.submit(self.writer.health)
+            asked = self._health_asked
+        if asked is not None:
+            try:
+                found = asked.result(timeout=1.0)
+            except FutureTimeoutError:
+                return self._health_kept[1] if self._health_kept else {}
+            finally:
+                if asked.done():
+                    self._health_asked = None
+            self._health_kept = (now, found)
+        return self._health_kept[1] if self._health_kept else {}
+
+    def health(self) -> dict[str, object]:
+        """The state that the shell shows and `/api/v1/health` answers with: ok, or degraded with what and what to do."""
+        now = self.clock()
+        told: dict[str, object] = {"version": package_version(), "now_unix_ns": now, "rules": self.rulebook.version}
+        try:
+            mark = self.watermark()
+            writer = dict(self.writer_health())
+        except MachineError as error:
+            return told | {
+                "status": "degraded",
+                "error": str(error),
+                "remedy": "the pages come back by themselves once it can be read; the server's log says more",
+            }
+        newest = max(
+            (t for t in (mark.newest_received_unix_ns, mark.newest_sample_unix_ns, mark.newest_finished_unix_ns) if t),
+            default=None,
+        )
+        problem = self.store.broken or writer.get("attribution_error")
+        return told | {
+            "status": "degraded" if problem else "ok",
+            "error": str(problem) if problem else None,
+            "remedy": str(writer.get("remedy") or "see the server's log") if problem else None,
+            "watermark": mark.token,
+            "requests": mark.requests_n,
+            "samples": mark.samples_n,
+            "newest_unix_ns": newest,
+            "newest_request_unix_ns": mark.newest_finished_unix_ns,
+            "age_s": (now - newest) / 1e9 if newest is not None else None,
+            "writer": writer,
+        }

@@ -1,0 +1,242 @@
+"""The HTTP API: the same answers as the pages and the command line, as JSON.
+
+Errors are ``{"error", "field", "remedy"}`` with 400 for a wrong question, 404 for something that is not there, 413 and 415 for
+a body that cannot be taken, 503 where the store cannot be read. Times are RFC 3339, `now-15m`, or digits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+
+from phasewise.collector.store import Store
+from phasewise.collector.writer import Writer
+from phasewise.dashboard import answers as asked
+from phasewise.dashboard import marks, tables
+from phasewise.dashboard.answers import Answers
+from phasewise.dashboard.data_health import data_health as data_health_of
+from phasewise.dashboard.exposition import exposition
+from phasewise.dashboard.security import Gate, allowed_hosts
+from phasewise.dashboard.state import View
+from phasewise.rules.errors import InputError, PhasewiseError
+from phasewise.rules.load import Rulebook
+
+LOG = logging.getLogger("phasewise.api")
+MAX_BODY_BYTES = 256 * 2**20
+MAX_JSON_BYTES = 16 * 2**20
+INGEST_KINDS = ("auto", "scrapes", "spans", "client")
+
+Texts = Annotated[list[str] | None, Query()]
+
+
+def error_answer(status: int, error: str, field: str = "", remedy: str = "") -> JSONResponse:
+    return JSONResponse({"error": error, "field": field, "remedy": remedy}, status_code=status)
+
+
+def create_app(
+    store: Store,
+    writer: Writer,
+    rulebook: Rulebook,
+    *,
+    data_dir: Path,
+    clock: Callable[[], int],
+    serve_info: Mapping[str, object] | None = None,
+) -> FastAPI:
+    """The application without its pages; `dashboard.app.attach_dash` adds them.
+
+    serve_info: `host` as bound, and the ports of the receiver, which the first-run card names.
+    """
+    answers = Answers(store, writer, rulebook, data_dir, clock, dict(serve_info or {}))
+    app = FastAPI(title="Phasewise", version=asked.package_version(), docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.answers = answers
+    _errors(app)
+    _probes(app, answers)
+    _reads(app, answers)
+    _writes(app, answers)
+    _not_found(app)
+    bound = answers.serve_info.get("host")
+    app.add_middleware(Gate, hosts=allowed_hosts(str(bound) if bound else None), state=app.state)
+    return app
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(InputError)
+    async def wrong_input(_: Request, error: InputError) -> JSONResponse:
+        return error_answer(400, str(error), str(error.source), error.remedy)
+
+    @app.exception_handler(PhasewiseError)
+    async def not_now(_: Request, error: PhasewiseError) -> JSONResponse:
+        return error_answer(503, str(error), "", "see /api/v1/health and the server's log; try again")
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> JSONResponse:
+        return error_answer(error.status_code, str(error.detail))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        reference = secrets.token_hex(4)
+        LOG.error("error %s at %s", reference, request.url.path, exc_info=error)
+        return error_answer(
+            500, f"internal error {reference}", "", "the server's log has the details under this number"
+        )
+
+
+def _probes(app: FastAPI, answers: Answers) -> None:
+    @app.get("/livez")
+    async def livez() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/readyz")
+    def readyz() -> Response:
+        health = answers.health()
+        return JSONResponse(
+            {"status": health["status"], "error": health["error"]}, 200 if health["status"] == "ok" else 503
+        )
+
+    @app.get("/metrics")
+    def metrics() -> PlainTextResponse:
+        return PlainTextResponse(exposition(answers), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _view(request: Request) -> View:
+    return View("api", None, tuple(request.query_params.multi_items()))
+
+
+def _reads(app: FastAPI, answers: Answers) -> None:
+    @app.get("/api/v1/health")
+    def health() -> Response:
+        told = answers.health()
+        return JSONResponse(told, 200 if told["status"] == "ok" else 503)
+
+    @app.get("/api/v1/pulse")
+    def pulse() -> Mapping[str, object]:
+        """The same for the pages, which show a degraded store themselves and need no failed request in the console."""
+        return answers.health()
+
+    @app.get("/api/v1/verdict")
+    def verdict(request: Request) -> Mapping[str, object]:
+        view = _view(request)
+        return answers.verdict(view.window(answers.clock()), view.filters, view.slo)
+
+    @app.get("/api/v1/requests")
+    def requests(
+        request: Request, cursor: str | None = None, limit: int = 100, display: bool = False
+    ) -> Mapping[str, object]:
+        return tables.request_list(answers, _view(request), cursor=cursor, limit=limit, display=display)
+
+    @app.get("/api/v1/requests/{identifier:path}")
+    def one_request(identifier: str) -> Any:
+        found = answers.request(identifier)
+        if not found:
+            return error_answer(
+                404, f"no request is known as {identifier!r}", "id", "not stored, sampled out, or past retention"
+            )
+        return found[0] if len(found) == 1 else found
+
+    @app.get("/api/v1/turns")
+    def turns(request: Request, limit: int = 100) -> Mapping[str, object]:
+        return tables.turn_list(answers, _view(request), limit)
+
+    @app.get("/api/v1/slices")
+    def slices(request: Request, by: Texts = None, metric: str = "ttft") -> Mapping[str, object]:
+        return tables.slice_list(answers, _view(request), tuple(by or ("input",)), metric)
+
+    @app.get("/api/v1/differences")
+    def differences(request: Request, by: Texts = None, metric: str = "ttft") -> Mapping[str, object]:
+        return tables.difference_list(answers, _view(request), tuple(by or ()), metric)
+
+    @app.get("/api/v1/timeline")
+    def timeline(request: Request) -> Mapping[str, object]:
+        return tables.timeline(answers, _view(request))
+
+    @app.get("/api/v1/data-health")
+    def data_health(request: Request) -> Mapping[str, object]:
+        return data_health_of(answers, _view(request))
+
+    @app.get("/api/v1/annotations")
+    def annotations(request: Request) -> Mapping[str, object]:
+        return marks.annotation_list(answers, _view(request))
+
+
+async def _body(request: Request, most: int) -> bytes:
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise HTTPException(413, f"the body is larger than {most >> 20} MiB; send it in parts")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _json_body(request: Request) -> Any:
+    try:
+        return json.loads(await _body(request, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise InputError("body", "", f"is not JSON: {error}", "send one JSON object or array") from None
+
+
+def _writes(app: FastAPI, answers: Answers) -> None:
+    @app.post("/api/v1/explain-summary")
+    async def explain_summary(request: Request) -> Any:
+        from phasewise.analyzer.summary import explain_summary as explain
+
+        document = await _json_body(request)
+        if isinstance(document, list):
+            return [
+                await run_in_threadpool(explain, _object(one, f"[{i}]"), answers.rulebook)
+                for i, one in enumerate(document)
+            ]
+        return await run_in_threadpool(explain, _object(document, ""), answers.rulebook)
+
+    @app.post("/api/v1/annotations")
+    async def annotate(request: Request) -> Any:
+        told = _object(await _json_body(request), "")
+        return JSONResponse(await run_in_threadpool(marks.annotate, answers, told), 201)
+
+    @app.post("/api/v1/outcomes")
+    async def outcome(request: Request) -> Any:
+        told = _object(await _json_body(request), "")
+        return JSONResponse(await run_in_threadpool(marks.judge, answers, told), 201)
+
+    @app.post("/api/v1/ingest")
+    async def ingest(request: Request, kind: str = "auto", name: str = "upload") -> Any:
+        if kind not in INGEST_KINDS:
+            raise InputError("kind", kind, "is not a kind of data", f"one of {', '.join(INGEST_KINDS)}")
+        body = await _body(request, MAX_BODY_BYTES)
+        if not body:
+            raise InputError("body", "", "is empty", "send the content of the file")
+        return await run_in_threadpool(marks.take_in, answers, body, kind, name)
+
+
+def _object(value: object, where: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise InputError("body", where, "is not a JSON object", "send an object")
+    return value
+
+
+def _not_found(app: FastAPI) -> None:
+    """Everything under these prefixes that no route above took: Dash would answer it with its page and 200."""
+
+    def nothing(rest: str = "") -> JSONResponse:
+        return error_answer(
+            404,
+            "there is nothing at this address",
+            "path",
+            "the API is under /api/v1, the pages are /triage, /requests and /slices",
+        )
+
+    methods: Sequence[str] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+    paths: Iterable[str] = ("/api", "/v1", "/metrics", "/livez", "/readyz")
+    for path in paths:
+        app.add_api_route(f"{path}/{{rest:path}}", nothing, methods=list(methods), include_in_schema=False)
+    for path in ("/api", "/v1"):
+        app.add_api_route(path, nothing, methods=list(methods), include_in_schema=False)

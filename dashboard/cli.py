@@ -1,0 +1,270 @@
+"""The command line: what can be said. What it does stands in ``commands/``, one module a verb, imported when asked for.
+
+Exit codes: 0 done; 1 a requested check failed; 2 wrong usage or input; 3 no data in the range; 4 the machine refuses (a busy
+port, no permission, a locked store, no server); 70 a fault of Phasewise itself; 130 interrupted; 141 the reader went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phasewise.rules.errors import PhasewiseError
+
+if TYPE_CHECKING:
+    from phasewise.dashboard.commands.configuration import Configuration
+
+DEFAULT_DATA = "phasewise-data"
+CONFIGURED_VERBS = {"serve", "doctor", "analyze"}
+TIMES = "now, now-15m, 2026-11-29T14:02:00Z, or Unix seconds, ms or ns"
+EPILOG = """exit codes: 0 done, 1 a requested check failed, 2 wrong usage or input, 3 no data in the range,
+4 the machine refuses (port, permission, lock, no server), 70 internal error, 130 interrupted.
+Colour is off when NO_COLOR is set or the output is no terminal."""
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for: reading package metadata would slow every start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"phasewise {version('phasewise')}")
+        parser.exit(0)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 (any free one) to 65535")
+    return int(text)
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL: it begins with http:// or https://")
+    return text
+
+
+def _data(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    chosen = default or os.environ.get("PHASEWISE_DATA", DEFAULT_DATA)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=Path(chosen),
+        help=f"data directory (default: PHASEWISE_DATA, else {DEFAULT_DATA})",
+    )
+
+
+def _source(parser: argparse.ArgumentParser) -> None:
+    """Where to read: a directory (through its server where one runs) or a server."""
+    _data(parser)
+    parser.add_argument("--server", type=_url, metavar="URL", help="ask this server instead of opening --data")
+
+
+def _ports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (%(default)s)")
+    for option, number, what in (
+        ("--port", 8080, "pages and HTTP API"),
+        ("--otlp-grpc-port", 4317, "OTLP over gRPC"),
+        ("--otlp-http-port", 4318, "OTLP over HTTP"),
+    ):
+        parser.add_argument(
+            option, type=_port, default=number, metavar="N", help=f"{what} (%(default)s; 0: any free port)"
+        )
+
+
+def _json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the object of the HTTP API")
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    _data(parser)
+    _ports(parser)
+    parser.add_argument(
+        "--scrape",
+        action="append",
+        default=[],
+        type=_url,
+        metavar="URL",
+        help="read these engine metrics once a second, e.g. http://localhost:8000/metrics; may be repeated",
+    )
+    parser.add_argument("--all-in-one", action="store_true", help="run the store in this process (for tests)")
+    parser.add_argument(
+        "--allow-remote",
+        action="store_true",
+        help="listen beyond this machine: there are no keys yet, so whoever reaches the port can read and write",
+    )
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, metavar="DIR", help="keep the data here (default: a temporary folder)")
+    _ports(parser)
+    parser.add_argument("--fast", action="store_true", help="send the recordings at once, as if they had just ended")
+    parser.add_argument("--once", action="store_true", help="end after the cards; exit 1 where a verdict is not right")
+
+
+def _ingest(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="the format is told by the content")
+    parser.add_argument(
+        "--scrapes",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help='JSON lines of {"unix_ns", "text", "instance"?, "job"?}: scraped /metrics pages; may be repeated',
+    )
+    _json(parser)
+
+
+def _window(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--from", dest="start", metavar="T", help=f"begin of the window: {TIMES} (default: now-15m)")
+    parser.add_argument("--to", dest="end", metavar="T", help="end of the window (default: now)")
+    parser.add_argument(
+        "--filter", action="append", default=[], metavar="KEY:OP:VALUE", help="e.g. model:eq:llama-8b; may be repeated"
+    )
+    parser.add_argument("--slo", default="", metavar="LIMITS", help="e.g. ttft:2s,itl:80ms or client.ttft:3s")
+
+
+def _card(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--compact", action="store_true", help="five lines instead of the full card")
+    parser.add_argument("--markdown", action="store_true", help="the card as Markdown, for a ticket or a wiki")
+
+
+def _analyze(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    _window(parser)
+    _card(parser)
+    _json(parser)
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("identifier", nargs="?", metavar="ID", help="request key, request id, x-request-id or trace id")
+    parser.add_argument(
+        "--summary",
+        nargs="+",
+        metavar="FILE",
+        help="explain deployments told by their numbers (phasewise-summary/1: object, array or JSON lines; - is stdin)",
+    )
+    _source(parser)
+    _card(parser)
+    _json(parser)
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--summary", required=True, metavar="FILE", help="strategies as numbers: phasewise-summary/1")
+    parser.add_argument("--slo", required=True, metavar="LIMIT", help="e.g. ttft_p99:2s; several with commas")
+    _json(parser)
+
+
+def _rules(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|show")
+    listing = actions.add_parser("list", help="all rules of a kind, or of every kind")
+    listing.add_argument("kind", nargs="?", choices=("techniques", "gpus", "models", "engines", "signals", "causes"))
+    _json(listing)
+    show = actions.add_parser("show", help="one rule in full, with its sources")
+    show.add_argument("identifier", metavar="ID")
+    _json(show)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    _data(parser)
+    _ports(parser)
+    parser.add_argument(
+        "--quick", action="store_true", help="only ask the running server (for container health checks)"
+    )
+    parser.add_argument(
+        "--scrape", action="append", default=[], type=_url, metavar="URL", help="also read these metrics"
+    )
+    _json(parser)
+
+
+VERBS = {
+    "serve": ("receive telemetry, judge it, show it", _serve),
+    "demo": ("replay two recordings of a real vLLM and judge them", _demo),
+    "ingest": ("import files", _ingest),
+    "analyze": ("the verdict over a window", _analyze),
+    "explain": ("one request, or deployments told by their numbers", _explain),
+    "compare": ("choose between strategies by their tails", _compare),
+    "rules": ("what the verdicts rest on: techniques, hardware, models, engines", _rules),
+    "doctor": ("check ports, permissions, disk, store and a round trip", _doctor),
+}
+
+
+def parser(configured: Configuration | None = None) -> argparse.ArgumentParser:
+    """The whole grammar. configured: what `phasewise.toml` says, as defaults."""
+    root = argparse.ArgumentParser(
+        prog="phasewise",
+        description="Where the time of each LLM request goes, which resource bounds it, and which change acts on it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", nargs=0, action=_Version, help="print the version")
+    root.add_argument("--no-color", action="store_true", help="no colour, whatever the terminal")
+    verbs = root.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, (text, arguments) in VERBS.items():
+        verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        arguments(verb)
+        if configured and name in ("serve", "doctor"):
+            verb.set_defaults(**configured.serve, hardware=configured.hardware)
+        if configured and name == "analyze":
+            verb.set_defaults(slo=configured.slo)
+    return root
+
+
+def _configured(arguments: Sequence[str]) -> Configuration | None:
+    """The configuration file, read only for verbs that it speaks of."""
+    if not CONFIGURED_VERBS & set(arguments):
+        return None
+    from phasewise.dashboard.commands.configuration import read_configuration
+
+    return read_configuration()
+
+
+def _internal(fault: Exception) -> int:
+    """A fault of ours: one line with an id here, the trace in a file that can be sent along."""
+    import secrets
+    import tempfile
+    import traceback
+
+    error_id = secrets.token_hex(4)
+    path = Path(tempfile.gettempdir()) / f"phasewise-error-{error_id}.txt"
+    try:
+        path.write_text("".join(traceback.format_exception(fault)), encoding="utf-8")
+        kept = f"the trace is in {path}"
+    except OSError:
+        kept = "the trace could not be written"
+    print(f"phasewise: internal error {error_id}: {type(fault).__name__}: {fault} ({kept})", file=sys.stderr)
+    return 70
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and gives its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        options = parser(_configured(arguments)).parse_args(arguments)
+        if options.no_color:
+            os.environ["NO_COLOR"] = "1"
+        code: int = importlib.import_module(f"phasewise.dashboard.commands.{options.verb}").run(options)
+        sys.stdout.flush()
+        return code
+    except PhasewiseError as error:
+        print(f"phasewise: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit; without this it would complain about the same pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+    except Exception as fault:
+        return _internal(fault)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

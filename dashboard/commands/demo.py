@@ -1,0 +1,261 @@
+"""`phasewise demo`: two recordings of a real vLLM go over the real sockets into a server of their own, and are judged.
+
+Nothing is computed here: the cards come from the server's API, the expected answer from the recording's facts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phasewise.dashboard.commands.connection import Server, make_directory
+from phasewise.dashboard.commands.otlp import trace_sender
+from phasewise.dashboard.commands.ports import is_free
+from phasewise.dashboard.commands.progress import progress
+from phasewise.dashboard.commands.recording import (
+    DATASET,
+    DATASET_FACTS,
+    NAMES,
+    Recording,
+    Scrape,
+    Traces,
+    load,
+    moved_page,
+    replayed,
+    scrape_line,
+)
+from phasewise.rules.errors import MachineError
+
+START_TIMEOUT_S = 120.0
+SETTLE_TIMEOUT_S = 60.0
+GAP_NS = 10 * 10**9  # between the recordings, so that no window holds both
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What the ready line says."""
+
+    url: str
+    host: str
+    otlp_grpc_port: int
+    otlp_http_port: int
+
+    @property
+    def otlp(self) -> tuple[str, int, int]:
+        return self.host, self.otlp_grpc_port, self.otlp_http_port
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A recording, where it is put in time, and under which names."""
+
+    recording: Recording
+    shift_ns: int
+    salt: bytes
+
+    @property
+    def from_unix_ns(self) -> int:
+        return self.recording.from_unix_ns + self.shift_ns
+
+    @property
+    def to_unix_ns(self) -> int:
+        return self.recording.to_unix_ns + self.shift_ns
+
+    @property
+    def instance(self) -> str:
+        """One engine process a run: counters of two runs must not be read as one that jumps back."""
+        return f"{self.recording.facts.name}-{self.salt.hex()[:6]}"
+
+    def body(self, event: Traces) -> bytes:
+        facts = self.recording.facts
+        attributes = {"service.instance.id": self.instance, DATASET: facts.name, DATASET_FACTS: facts.text}
+        return replayed(event.body, self.shift_ns, self.salt, attributes)
+
+    def line(self, event: Scrape) -> bytes:
+        return scrape_line(event.unix_ns + self.shift_ns, moved_page(event.text, self.shift_ns), self.instance)
+
+    def query(self) -> list[tuple[str, str]]:
+        """This recording and no other, whatever else the store holds."""
+        return [
+            ("from", str(self.from_unix_ns)),
+            ("to", str(self.to_unix_ns + 1)),
+            ("f", f"instance:eq:{self.instance}"),
+        ]
+
+
+def run(options: Namespace) -> int:
+    """Exit code 0; with --once 1 where a verdict differs from what the recording's facts say."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    with contextlib.ExitStack() as stack:
+        data = options.data
+        if data is None:
+            data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phasewise-demo-")))
+        make_directory(data)
+        ports = stack.enter_context(served(data, options))
+        server = Server(ports.url)
+        right = [judge(server, replay) for replay in replays(ports, server, fast=options.fast)]
+        print(f"\nOpen {ports.url}/triage", flush=True)
+        if options.once:
+            return 0 if all(right) else 1
+        print(
+            f"Engines can send to OTLP gRPC {ports.otlp_grpc_port} or HTTP {ports.otlp_http_port}. Ctrl-C ends.",
+            flush=True,
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()
+        return 0
+
+
+def _interrupt(*_: object) -> None:
+    """SIGTERM ends the demo as Ctrl-C does, so that the server drains and the temporary folder goes."""
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def served(data: Path, options: Namespace) -> Iterator[Ports]:
+    """A server of its own; what it says goes to `serve.log` in the data directory."""
+    command = [sys.executable, "-m", "phasewise.dashboard.cli", "serve", "--data", str(data), "--host", options.host]
+    for option, port, usual in (
+        ("--port", options.port, 8080),
+        ("--otlp-grpc-port", options.otlp_grpc_port, 4317),
+        ("--otlp-http-port", options.otlp_http_port, 4318),
+    ):
+        # The usual port is a wish; one that was asked for is not replaced, serve then says who holds it.
+        chosen = 0 if port == usual and not is_free(options.host, port) else port
+        if chosen != port:
+            print(f"port {port} is in use; taking a free one ({option} chooses)", file=sys.stderr)
+        command += [option, str(chosen)]
+    log_path = data / "serve.log"
+    with log_path.open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+        try:
+            yield _ready(process, log_path, options.host)
+        finally:
+            process.terminate()
+            try:
+                process.wait(12)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def _ready(process: subprocess.Popen[str], log_path: Path, host: str) -> Ports:
+    lines: list[str] = []
+    assert process.stdout is not None
+    stdout = process.stdout
+    reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
+    reader.start()
+    until = time.monotonic() + START_TIMEOUT_S
+    with progress("starting phasewise serve") as advance:
+        while reader.is_alive() and time.monotonic() < until:
+            reader.join(0.2)
+            advance(0)
+    if not lines or not lines[0].startswith("{"):
+        # Its own last line is the clear one, and says everything a second sentence would.
+        said = [line for line in log_path.read_text(encoding="utf-8").splitlines() if line.startswith("phasewise")]
+        raise MachineError(said[-1].partition(": ")[2] if said else f"phasewise serve did not start; see {log_path}")
+    told: Mapping[str, Any] = json.loads(lines[0])
+    return Ports(told["url"], host, told["otlp_grpc_port"], told["otlp_http_port"])
+
+
+def replays(ports: Ports, server: Server, *, fast: bool) -> Iterator[Replay]:
+    """Sends one recording after the other and gives each when all of it is sent.
+
+    fast: all at once, the last one ending now and the others before it; else in real time, each beginning now.
+    """
+    recordings = [load(name) for name in NAMES]
+    ends_ns: list[int] = []
+    end_ns = time.time_ns()
+    for recording in reversed(recordings):
+        ends_ns.insert(0, end_ns)
+        end_ns -= recording.to_unix_ns - recording.from_unix_ns + GAP_NS
+    for recording, end in zip(recordings, ends_ns, strict=True):
+        shift_ns = end - recording.to_unix_ns if fast else time.time_ns() - recording.from_unix_ns
+        replay = Replay(recording, shift_ns, secrets.token_bytes(16))
+        play(replay, ports, server, None if fast else _until)
+        yield replay
+
+
+def _until(unix_ns: int) -> None:
+    """Waits for a moment."""
+    time.sleep(max(0.0, (unix_ns - time.time_ns()) / 1e9))
+
+
+def play(replay: Replay, ports: Ports, server: Server, wait: Callable[[int], None] | None) -> None:
+    """Sends every event, waiting for its time first where `wait` is given; without it scrapes travel in one request."""
+    events = replay.recording.events
+    seconds = (events[-1].unix_ns - events[0].unix_ns) / 1e9
+    title = f"replaying {replay.recording.facts.name}"
+    pending = bytearray()
+    with progress(title, seconds) as advance, trace_sender(*ports.otlp) as send:
+        last_ns = events[0].unix_ns
+        for event in events:
+            if wait:
+                wait(event.unix_ns + replay.shift_ns)
+            if isinstance(event, Traces):
+                send(event.transport, replay.body(event))
+            else:
+                pending += replay.line(event)
+            if pending and (wait or len(pending) > 2**20):
+                server.send("/api/v1/ingest", bytes(pending), [("kind", "scrapes")])
+                pending.clear()
+            advance((event.unix_ns - last_ns) / 1e9)
+            last_ns = event.unix_ns
+        if pending:
+            server.send("/api/v1/ingest", bytes(pending), [("kind", "scrapes")])
+
+
+def judge(server: Server, replay: Replay) -> bool:
+    """Waits until every request is counted and judged, prints the card, and says whether it is the right one."""
+    from phasewise.dashboard.cards import card_of
+    from phasewise.dashboard.terminal import show
+
+    facts = replay.recording.facts
+    verdict = settled(server, replay)
+    show(card_of(verdict, badge=facts.badge))
+    link = [
+        ("from", str(replay.from_unix_ns // 10**6)),
+        ("to", str(replay.to_unix_ns // 10**6 + 1)),
+        ("var-instance", replay.instance),
+    ]
+    print(f"{server.url}/triage?{urllib.parse.urlencode(link)}\n", flush=True)
+    wrong = [
+        f"{key} is {verdict.get(key)}, known to be {' or '.join(allowed)}"
+        for key, allowed in facts.expect.items()
+        if verdict.get(key) not in allowed
+    ]
+    if verdict.get("requests") != facts.requests:
+        wrong.append(f"{verdict.get('requests')} requests, {facts.requests} were sent")
+    for problem in wrong:
+        print(f"phasewise: {facts.name}: {problem}", file=sys.stderr)
+    return not wrong
+
+
+def settled(server: Server, replay: Replay) -> dict[str, Any]:
+    """The verdict once all requests are in and two answers in a row are equal."""
+    until = time.monotonic() + SETTLE_TIMEOUT_S
+    before: dict[str, Any] = {}
+    with progress(f"judging {replay.recording.facts.name}") as advance:
+        while True:
+            verdict: dict[str, Any] = server.ask("/api/v1/verdict", replay.query())
+            complete = verdict.get("requests") == replay.recording.facts.requests and not verdict.get("unattributed")
+            if (complete and verdict.get("shares") == before.get("shares")) or time.monotonic() > until:
+                return verdict
+            before = verdict
+            advance(0)
+            time.sleep(0.5)

@@ -1,0 +1,249 @@
+"""`phasewise serve`: two processes, one ready line, one orderly end.
+
+receive takes OTLP into the journal, store owns the database and shows it. Each is started again alone when it ends by itself;
+the other does not notice. Nothing runs half: where a port, the directory or a lock refuses, nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from phasewise.dashboard.commands.connection import find_server, make_directory
+from phasewise.dashboard.commands.ports import Wanted, is_loopback, require_free
+from phasewise.dashboard.commands.store_process import StoreService, StoreSettings
+from phasewise.dashboard.commands.supervisor import Child
+from phasewise.rules.errors import InputError, MachineError
+
+READY_TIMEOUT_S = 120.0
+DRAIN_S = 9.0
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Everything `serve` was told."""
+
+    data: Path
+    host: str = "127.0.0.1"
+    port: int = 8080
+    otlp_grpc_port: int = 4317
+    otlp_http_port: int = 4318
+    scrape: tuple[str, ...] = ()
+    all_in_one: bool = False
+    hardware: Mapping[str, object] = field(default_factory=dict)
+
+
+def run(options: Namespace) -> int:
+    """Serves until SIGTERM or SIGINT."""
+    if not is_loopback(options.host) and not options.allow_remote:
+        raise InputError(
+            "--host",
+            options.host,
+            "can be reached from other machines, and there are no access keys yet",
+            "put a proxy that asks for credentials in front, or say --allow-remote",
+        )
+    settings = ServeSettings(
+        options.data.resolve(),
+        options.host,
+        options.port,
+        options.otlp_grpc_port,
+        options.otlp_http_port,
+        tuple(options.scrape),
+        options.all_in_one,
+        dict(getattr(options, "hardware", {})),
+    )
+    make_directory(settings.data)
+    with owned(settings.data):
+        require_free(
+            settings.host,
+            (
+                Wanted(settings.port, "--port"),
+                Wanted(settings.otlp_grpc_port, "--otlp-grpc-port"),
+                Wanted(settings.otlp_http_port, "--otlp-http-port"),
+            ),
+        )
+        return Supervisor(settings).run()
+
+
+@contextlib.contextmanager
+def owned(data: Path) -> Iterator[None]:
+    """The directory is ours until the end; MachineError naming the process that has it."""
+    handle: IO[str] = (data / "serve.lock").open("a+", encoding="utf-8")
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MachineError(_taken(data, handle)) from None
+        # A file system without working locks lets both in; the running server itself then tells.
+        if find_server(data):
+            raise MachineError(_taken(data, handle))
+        handle.seek(0)
+        handle.truncate()
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+    finally:
+        handle.close()
+
+
+def _taken(data: Path, handle: IO[str]) -> str:
+    handle.seek(0)
+    pid = handle.read().strip() or "unknown"
+    try:
+        url = json.loads((data / "serve.json").read_text(encoding="utf-8"))["url"]
+        where = f" at {url}"
+    except (OSError, ValueError, KeyError):
+        where = ""
+    return f"{data} is served by process {pid}{where}; stop it, or choose another directory with --data"
+
+
+class Supervisor:
+    """Starts both, says so, watches, drains."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.stopping = threading.Event()
+        self.receive = Child(
+            "receive",
+            "phasewise.collector.receiver",
+            {
+                "data": str(settings.data),
+                "host": settings.host,
+                "grpc_port": settings.otlp_grpc_port,
+                "http_port": settings.otlp_http_port,
+            },
+        )
+        self.store = Child("store", "phasewise.dashboard.commands.store_process", {})
+        self.service: StoreService | None = None
+        self.info_path = settings.data / "serve.json"
+
+    def run(self) -> int:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        try:
+            failed = self._start()
+            if failed is None:
+                self._watch()
+        finally:
+            self._drain()
+        return failed or 0
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self.stopping.is_set():
+            # Asked twice: go now. The journal is durable, so nothing that was acknowledged is lost.
+            for child in (self.receive, self.store):
+                if child.process:
+                    child.process.kill()
+            self.info_path.unlink(missing_ok=True)
+            os._exit(128 + number)
+        self.stopping.set()
+
+    def _start(self) -> int | None:
+        """Both ready and said so; else the exit code of the one that refused (its line is on stderr already)."""
+        self.receive.start()
+        if not self._until_ready([self.receive]):
+            return self._refusal(self.receive)
+        assert self.receive.ready is not None
+        ports = {name: int(self.receive.ready[name]) for name in ("otlp_grpc_port", "otlp_http_port")}
+        # A restart must come back on the same ports, also where any free one was asked for.
+        self.receive.settings = {
+            **self.receive.settings,
+            "grpc_port": ports["otlp_grpc_port"],
+            "http_port": ports["otlp_http_port"],
+        }
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        info: dict[str, object] = {"pid": os.getpid(), "host": self.settings.host, **ports}
+        told: dict[str, object] = {
+            "data": str(self.settings.data),
+            "host": self.settings.host,
+            "port": self.settings.port,
+            "scrape": list(self.settings.scrape),
+            "hardware": dict(self.settings.hardware),
+            "serve_info": info,
+        }
+        if self.settings.all_in_one:
+            self.service = StoreService(StoreSettings.from_json(json.dumps(told)))
+            port = self.service.start()
+        else:
+            self.store.settings = told
+            self.store.start()
+            if not self._until_ready([self.receive, self.store]):
+                return self._refusal(self.store)
+            assert self.store.ready is not None
+            port = int(self.store.ready["port"])
+            self.store.settings = {**told, "port": port}
+        line = {"ready": True, "url": f"http://{host}:{port}", "port": port, **ports}
+        self._write_info(line | info)
+        print(json.dumps(line), flush=True)
+        return None
+
+    def _until_ready(self, children: list[Child]) -> bool:
+        """All said that they are ready; False where one ended, a signal came, or it took too long."""
+        until = time.monotonic() + READY_TIMEOUT_S
+        while not self.stopping.is_set() and time.monotonic() < until:
+            if all(child.poll_ready() for child in children):
+                return True
+            if any(child.exit_code is not None for child in children):
+                return False
+            self.stopping.wait(LOOK_S / 2)
+        return False
+
+    def _refusal(self, child: Child) -> int:
+        if self.stopping.is_set():
+            return 0
+        code = child.exit_code
+        if code is None:
+            _say(f"{child.name} was not ready after {READY_TIMEOUT_S:.0f} s; nothing was started")
+            return 4
+        if code not in (2, 4):
+            _say(f"{child.name} ended with code {code} before it was ready; nothing was started")
+        return code if code in (2, 4) else 4
+
+    def _write_info(self, info: dict[str, object]) -> None:
+        partial = self.info_path.with_suffix(".json.new")
+        partial.write_text(json.dumps(info) + "\n", encoding="utf-8")
+        partial.replace(self.info_path)
+
+    def _watch(self) -> None:
+        """Starts a child again that ended by itself, later each time; the other one goes on."""
+        children = [self.receive] if self.settings.all_in_one else [self.receive, self.store]
+        while not self.stopping.wait(LOOK_S):
+            now = time.monotonic()
+            for child in children:
+                if child.exit_code is None:
+                    if child.ready is None and child.poll_ready():
+                        _say(f"{child.name} is ready again")
+                elif not child.next_start_s:
+                    pause_s = child.pause_s()
+                    child.next_start_s = now + pause_s
+                    _say(f"{child.name} ended with code {child.exit_code}; it is started again in {pause_s:g} s")
+                elif now >= child.next_start_s:
+                    child.next_start_s = 0.0
+                    child.start()
+
+    def _drain(self) -> None:
+        """receive first, so that what it acknowledges last is still stored; then the store; killed after 9 s."""
+        until = time.monotonic() + DRAIN_S
+        self.receive.terminate()
+        self.receive.wait(until - DRAIN_S / 2)
+        if self.service:
+            self.service.stop()
+        self.store.terminate()
+        self.store.wait(until)
+        self.info_path.unlink(missing_ok=True)
+
+
+def _say(text: str) -> None:
+    print(f"phasewise: {text}", file=sys.stderr, flush=True)

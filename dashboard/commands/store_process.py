@@ -1,0 +1,173 @@
+"""The store process: the one owner of the DuckDB file. Journal reader, writer, scraper, API and pages live here.
+
+    python -m phasewise.dashboard.commands.store_process '{"data": DIR, "host": "127.0.0.1", "port": 8080, "scrape": [...]}'
+
+prints one JSON line when it is ready; SIGTERM drains it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phasewise.dashboard.commands.configuration import require_known
+from phasewise.dashboard.commands.connection import make_directory, store_path
+from phasewise.dashboard.commands.ports import listener
+from phasewise.rules.errors import MachineError, PhasewiseError
+
+if TYPE_CHECKING:
+    from phasewise.collector.writer import Writer
+
+LOG = logging.getLogger("phasewise.store")
+IDLE_PAUSE_S = 0.2  # a settled row is promised 2 s after its last span
+LONGEST_PAUSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """What the store process is told; built once, from the supervisor's JSON."""
+
+    data: Path
+    host: str = "127.0.0.1"
+    port: int = 8080
+    scrape: tuple[str, ...] = ()
+    serve_info: Mapping[str, object] = field(default_factory=dict)
+    hardware: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, text: str) -> StoreSettings:
+        told: dict[str, Any] = json.loads(text)
+        told |= {"data": Path(told["data"]), "scrape": tuple(told.get("scrape", ()))}
+        return cls(**told)
+
+
+def keep_writing(writer: Writer, stop: threading.Event) -> None:
+    """Steps the writer until told to stop, then once more until the journal is read to its end.
+
+    Nothing that came from outside may end the process: a fault is logged and the step tried again, more slowly each time.
+    """
+    pause_s = IDLE_PAUSE_S
+    while not stop.is_set():
+        try:
+            changes = writer.step()
+            pause_s = 0.0 if changes else IDLE_PAUSE_S
+        except Exception:
+            pause_s = min(LONGEST_PAUSE_S, max(IDLE_PAUSE_S, pause_s * 2))
+            LOG.exception("the writer failed and tries again in %.1f s", pause_s)
+        stop.wait(pause_s)
+    try:
+        while writer.step():
+            pass
+    except Exception:
+        LOG.exception("the last step of the writer failed; the journal keeps what it had not stored")
+
+
+@dataclass(slots=True)
+class StoreService:
+    """Opened store with everything that runs beside it; `start` returns the port, `stop` drains."""
+
+    settings: StoreSettings
+    clock: Callable[[], int] = time.time_ns
+    _stops: list[Callable[[], None]] = field(default_factory=list)
+
+    def start(self) -> int:
+        """Opens the store and serves; MachineError where port, directory or lock refuses, with nothing left running."""
+        settings = self.settings
+        make_directory(settings.data)
+        opened = listener(settings.host, settings.port, "--port")
+        self._stops.append(opened.close)
+        try:
+            return self._start(opened.getsockname()[1], opened)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, port: int, opened: Any) -> int:
+        import uvicorn
+
+        from phasewise.analyzer.attribution import attributor
+        from phasewise.collector.scrape import Scraper
+        from phasewise.collector.store import Store
+        from phasewise.collector.writer import Writer
+        from phasewise.dashboard.api import create_app
+        from phasewise.dashboard.app import attach_dash
+        from phasewise.rules.load import load_rulebook
+
+        settings = self.settings
+        rulebook = load_rulebook()
+        require_known(settings.hardware, rulebook)
+        store = Store(store_path(settings.data))
+        self._stops.append(store.close)
+        writer = Writer(store, settings.data, rulebook, attributor(rulebook), self.clock, settings.hardware)
+        self._run("writer", lambda stop: keep_writing(writer, stop))
+        if settings.scrape:
+            scraper = Scraper(settings.scrape, rulebook.engines, writer.add_samples, self.clock)
+            scraper.start()
+            self._stops.append(scraper.stop)
+        app = create_app(
+            store, writer, rulebook, data_dir=settings.data, clock=self.clock, serve_info=dict(settings.serve_info)
+        )
+        attach_dash(app, store, rulebook=rulebook, data_dir=settings.data, clock=self.clock)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="on", server_header=False
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, name="http", daemon=True)
+        thread.start()
+
+        def end() -> None:
+            server.should_exit = True
+            thread.join(4)
+
+        self._stops.append(end)
+        while not server.started:
+            if not thread.is_alive():
+                raise MachineError("the HTTP server did not start; its reason stands above")
+            time.sleep(0.02)
+        return port
+
+    def _run(self, name: str, work: Callable[[threading.Event], None]) -> None:
+        stop = threading.Event()
+        thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
+        thread.start()
+
+        def end() -> None:
+            stop.set()
+            thread.join(4)
+
+        self._stops.append(end)
+
+    def stop(self) -> None:
+        """Ends what was started, the last first: no page without a store, no scrape without a writer."""
+        while self._stops:
+            self._stops.pop()()
+
+
+def main(argument: str) -> int:
+    """The process; returns its exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    service = StoreService(StoreSettings.from_json(argument))
+    try:
+        port = service.start()
+    except PhasewiseError as error:
+        print(f"phasewise: {error}", file=sys.stderr)
+        return error.exit_code
+    print(json.dumps({"ready": True, "port": port}), flush=True)
+    done.wait()
+    service.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,272 @@
+"""The HTTP API over a real store."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from builders import SECOND_NS, START_UNIX_NS
+from stocked import NOW_UNIX_NS, Served
+
+from phasewise.analyzer.report import window_verdict
+from phasewise.analyzer.window import Window
+from phasewise.rules.load import Rulebook
+
+ALL = {"from": "0", "to": "now"}
+
+
+def get(served: Served, path: str, **parameters: object) -> Any:
+    answer = served.client.get(f"/api/v1/{path}", params=ALL | parameters)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_the_verdict_is_the_one_of_the_report(served: Served, rulebook: Rulebook) -> None:
+    told = get(served, "verdict", **{"from": str(START_UNIX_NS), "to": str(NOW_UNIX_NS)})
+    own = window_verdict(served.store, rulebook, Window(START_UNIX_NS, NOW_UNIX_NS), now_unix_ns=NOW_UNIX_NS)
+    assert told == json.loads(json.dumps(own))
+    assert told["status"] == "slow" and told["primary"] == "queueing"
+
+
+def test_equal_questions_are_computed_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def counted(*args: Any, **more: Any) -> dict[str, object]:
+        calls.append(args)
+        return window_verdict(*args, **more)
+
+    monkeypatch.setattr("phasewise.dashboard.answers.window_verdict", counted)
+    asked = {"from": str(START_UNIX_NS), "to": str(NOW_UNIX_NS)}
+    first, second = get(served, "verdict", **asked), get(served, "verdict", **asked)
+    get(served, "verdict", f="model:eq:qwen-7b", **asked)
+    assert first == second
+    assert len(calls) == 2
+
+
+def test_filters_narrow_and_variables_of_grafana_are_filters(served: Served) -> None:
+    every = get(served, "verdict")["requests"]
+    some = get(served, "verdict", f="model:eq:qwen-7b")["requests"]
+    assert 0 < some < every
+    assert get(served, "verdict", **{"var-model_name": "qwen-7b"})["requests"] == some
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "field", "remedy"),
+    [
+        ("verdict", {"from": "yesterday-ish"}, "from", "now-15m"),
+        ("verdict", {"from": "now", "to": "now-1h"}, "from", "swap"),
+        ("verdict", {"f": "modl:eq:a"}, "filter", "did you mean 'model'"),
+        ("verdict", {"slo": "ttft"}, "slo", "limit like 2s"),
+        ("requests", {"sort": "size"}, "sort", "one of"),
+        ("requests", {"cursor": "?"}, "cursor", "start without one"),
+        ("requests", {"limit": "0"}, "limit", "between 1 and"),
+        ("slices", {"by": "inptu"}, "by", "did you mean 'input'"),
+        ("slices", {"metric": "speed"}, "metric", "one of"),
+        ("turns", {"limit": "-1"}, "limit", "between 1 and"),
+    ],
+)
+def test_a_wrong_question_is_400_with_field_and_remedy(
+    served: Served, path: str, parameters: dict[str, str], field: str, remedy: str
+) -> None:
+    answer = served.client.get(f"/api/v1/{path}", params=parameters)
+    told = answer.json()
+    assert answer.status_code == 400, told
+    assert told["field"] == field and remedy in told["remedy"] and told["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api/nope", "/api", "/api/v1/nope", "/v1/traces", "/v1", "/metrics/nope", "/livez/x", "/nope", "/trace", "/docs"],
+)
+def test_unknown_addresses_are_404_json_and_never_a_page(served: Served, path: str) -> None:
+    served.client.started = True  # at the start Dash adds a route that takes every address
+    answer = served.client.get(path)
+    if path == "/trace":
+        assert answer.status_code == 200
+        return
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("application/json")
+    assert set(answer.json()) == {"error", "field", "remedy"}
+
+
+@pytest.mark.parametrize("path", ["/", "/triage", "/slices", "/requests", "/trace/abc", "/trace/a%2Fb"])
+def test_pages_are_one_document(served: Served, path: str) -> None:
+    served.client.started = True
+    answer = served.client.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "skeleton" in answer.text and "phasewise.js" in answer.text
+
+
+def test_requests_are_paged_by_cursor(served: Served) -> None:
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        told = get(served, "requests", sort="ttft:desc", limit=50, **({"cursor": cursor} if cursor else {}))
+        seen += [row["request_key"] for row in told["requests"]]
+        if (cursor := told["next"]) is None:
+            break
+    assert len(seen) == len(set(seen)) == 160
+    assert get(served, "requests", limit=1)["total"] == 160
+
+
+def test_display_rows_are_text(served: Served) -> None:
+    row = get(served, "requests", display="true", limit=1)["requests"][0]
+    assert row["ttft"].endswith("s") and row["cached_tokens"] in ("unknown", row["cached_tokens"])
+    assert sum(part["seconds"] for part in row["bar"]) == pytest.approx(row["e2e_s"])
+
+
+def test_one_request_by_any_name_and_404_for_none(served: Served) -> None:
+    row = get(served, "requests", limit=1)["requests"][0]
+    for name in (row["request_key"], row["trace_id"], row["request_id"]):
+        assert get(served, f"requests/{name}")["request_key"] == row["request_key"]
+    answer = served.client.get("/api/v1/requests/nobody")
+    assert answer.status_code == 404 and "retention" in answer.json()["remedy"]
+
+
+def test_slices_and_the_unknown_cache(served: Served) -> None:
+    told = get(served, "slices", by=["cache", "model"])
+    values = {cell["values"]["cache"] for cell in told["cells"]}
+    assert "unknown" in values and "0 %" not in values
+    assert told["prefix_hit_ratio"] == pytest.approx(0.25)
+    assert sum(cell["n"] for cell in told["cells"]) == 160
+    assert all(
+        cell["few"] == [p for p, n in (("p50", 2), ("p95", 20), ("p99", 100)) if cell["metric_n"] < n]
+        for cell in told["cells"]
+    )
+
+
+def test_differences_rank_the_replica_that_queues(served: Served) -> None:
+    told = get(served, "differences", slo="ttft:1s")
+    best = told["differences"][0]
+    assert told["selection_n"] >= 30
+    assert (best["field"], best["value"], best["faint"]) == ("instance", "gpu-1", False)
+    assert best["explains_ratio"] > 0.9 and best["lift"] > 2
+
+
+def test_the_timeline_keeps_silence_apart_from_zero(served: Served) -> None:
+    told = get(served, "timeline", **{"from": str(START_UNIX_NS), "to": str(START_UNIX_NS + 540 * SECOND_NS)})
+    running = told["engine"]["series"]["running"]
+    assert None in running and 0 not in running
+    assert told["annotations"][0]["kind"] == "deploy"
+
+
+def test_data_health_counts_what_is_there(served: Served) -> None:
+    told = get(served, "data-health")
+    assert told["coverage"]["phases"] == 1.0
+    assert 0 < told["coverage"]["cached_tokens"] < 1
+    assert told["engine_samples"] > 100 and told["engine_samples_unjoined"] == 0
+    assert {row["joined_to"] for row in told["instances"] if row["kind"] == "scrape"} == {"gpu-0", "gpu-1"}
+
+
+def test_annotations_come_back(served: Served) -> None:
+    sent = {"kind": "config", "text": "max_num_seqs 128", "time": "2025-11-29T14:05:00Z"}
+    answer = served.client.post("/api/v1/annotations", json=sent)
+    assert answer.status_code == 201
+    texts = [mark["text"] for mark in get(served, "annotations")["annotations"]]
+    assert texts == ["<b>router 1.8</b>", "max_num_seqs 128"]
+
+
+def test_what_people_say_of_a_verdict_is_kept_off_the_time_axis(served: Served) -> None:
+    answer = served.client.post(
+        "/api/v1/outcomes", json={"right": False, "cause": "queue.slots", "note": "it was the router"}
+    )
+    assert answer.status_code == 201 and answer.json()["text"] == "queue.slots: wrong; it was the router"
+    assert len(get(served, "annotations")["annotations"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("annotations", "{", "body"), ("annotations", "[]", "body"), ("annotations", '{"text": 1.5}', "body"),
+        ("annotations", '{"kind": "party", "text": "x"}', "kind"), ("annotations", '{"text": "x", "time": "soon"}', "time"),
+        ("outcomes", '{"right": "yes"}', "right"), ("outcomes", '{"right": true, "cause": "moon"}', "cause"),
+        ("explain-summary", '"text"', "body"),
+    ],
+)  # fmt: skip
+def test_wrong_bodies_are_400(served: Served, path: str, body: str, field: str) -> None:
+    answer = served.client.post(f"/api/v1/{path}", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["field"] == field
+
+
+def test_scrapes_can_be_sent(serve: Callable[..., Served]) -> None:
+    served = serve(filled=False)
+    text = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name="m"} 3\n'
+    lines = [
+        json.dumps({"unix_ns": START_UNIX_NS + i * SECOND_NS, "text": text, "instance": "gpu-0:8000"}) for i in range(3)
+    ]
+    answer = served.client.post(
+        "/api/v1/ingest?kind=scrapes&name=s.jsonl",
+        content="\n".join(lines),
+        headers={"Content-Type": "application/octet-stream"},
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["kind"] == "scrapes" and answer.json()["problems"] == []
+    assert get(served, "health")["samples"] == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "word"), [("kind=moon", b"x", "kind"), ("", b"", "body"), ("kind=scrapes", b'{"a": 1}', "")]
+)
+def test_files_that_cannot_be_used_are_400(served: Served, query: str, body: bytes, word: str) -> None:
+    answer = served.client.post(
+        f"/api/v1/ingest?{query}", content=body, headers={"Content-Type": "application/octet-stream"}
+    )
+    assert answer.status_code == 400, answer.text
+    assert word in answer.json()["field"]
+
+
+def test_metrics_are_counted_for_prometheus(served: Served) -> None:
+    get(served, "verdict")
+    text = served.client.get("/metrics").text
+    assert "phasewise_up 1.0" in text
+    assert "phasewise_stored_requests 160.0" in text
+    assert 'phasewise_verdicts_total{cause="' in text
+    assert all(line.startswith(("#", "phasewise_")) for line in text.splitlines() if line)
+
+
+def test_probes(served: Served) -> None:
+    assert served.client.get("/livez").json() == {"status": "alive"}
+    assert served.client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["verdict", "requests", "slices", "timeline", "data-health", "turns", "health", "annotations", "differences"],
+)
+def test_a_broken_store_is_503_with_a_sentence(served: Served, path: str) -> None:
+    served.store.close()
+    answer = served.client.get(f"/api/v1/{path}")
+    told = answer.json()
+    assert answer.status_code == 503
+    assert "store" in told["error"] and told["remedy"]
+    assert "Traceback" not in answer.text
+    assert served.client.get("/livez").status_code == 200
+    assert served.client.get("/readyz").status_code == 503
+    assert "phasewise_up 0.0" in served.client.get("/metrics").text
+    assert served.client.get("/api/v1/pulse").json()["status"] == "degraded"
+
+
+def test_an_empty_store_has_an_unknown_verdict(serve: Callable[..., Served]) -> None:
+    served = serve(filled=False)
+    told = get(served, "verdict")
+    assert told["status"] == "unknown" and told["requests"] == 0
+    assert get(served, "requests")["requests"] == []
+    assert get(served, "timeline", **{"from": "now-15m"})["requests"]["series"]["n"] == [None] * len(
+        get(served, "timeline", **{"from": "now-15m"})["requests"]["starts_unix_ns"]
+    )
+
+
+def test_a_busy_writer_does_not_hold_up_the_pulse(served: Served) -> None:
+    free = threading.Event()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(served.writer), "health", lambda self: free.wait(20) or {})
+        began = time.monotonic()
+        assert served.client.get("/api/v1/pulse").json()["status"] == "ok"
+        assert time.monotonic() - began < 10
+        free.set()

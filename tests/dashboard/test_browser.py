@@ -1,0 +1,240 @@
+"""The pages in a real browser: right state, nothing in the console, nothing leaves the server."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import uvicorn
+from builders import attributed, make_request, request_table
+from stocked import Served
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.live, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
+ARGUMENTS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+BOUND = "from=2025-11-29T14:00:00Z&to=2025-11-29T14:10:00Z"
+HOSTILE = '<img src=x onerror="window.hit=1"><a href="http://evil.example/">x</a>'
+
+
+@dataclass
+class Browsed:
+    """A page and what went wrong on it."""
+
+    page: Any
+    base: str
+    problems: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def open(self, address: str, text: str) -> None:
+        self.page.goto(self.base + address)
+        self.wait(text)
+
+    def wait(self, text: str, timeout_s: float = 60) -> None:
+        self.page.get_by_text(text).first.wait_for(state="visible", timeout=timeout_s * 1000)
+
+    def settle(self) -> None:
+        """Until no callback runs any more."""
+        self.until("!document.querySelector('[data-dash-is-loading=true]')")
+
+    def until(self, expression: str, timeout_s: float = 60) -> None:
+        """Until an expression holds in the page. Asked from outside: the page's own policy forbids it to evaluate text."""
+        end = time.monotonic() + timeout_s
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < end, f"never true: {expression}"
+            self.page.wait_for_timeout(50)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def listening(served: Served) -> Iterator[tuple[str, uvicorn.Server]]:
+    server = uvicorn.Server(uvicorn.Config(served.app, host="127.0.0.1", port=0, log_level="error", lifespan="on"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    until = time.monotonic() + 20
+    while not server.started and time.monotonic() < until:
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}", server
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def browse(chromium: Any) -> Iterator[Callable[[Served], Browsed]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(served: Served) -> Browsed:
+            base, _ = stack.enter_context(listening(served))
+            context = chromium.new_context(viewport={"width": 1440, "height": 900})
+            stack.callback(context.close)
+            page = context.new_page()
+            browsed = Browsed(page, base)
+            page.on("console", lambda told: browsed.problems.append(told.text) if told.type == "error" else None)
+            page.on("pageerror", lambda error: browsed.problems.append(str(error)))
+            page.on(
+                "request",
+                lambda asked: (
+                    None if asked.url.startswith((base, "data:", "blob:")) else browsed.foreign.append(asked.url)
+                ),
+            )
+            return browsed
+
+        yield start
+
+
+PAGES = [("/triage", "Evidence"), ("/requests", "160 in this window"), ("/slices", "Two-way grid")]
+
+
+@pytest.mark.parametrize(("address", "text"), PAGES)
+def test_a_page_with_data(browse: Callable[[Served], Browsed], served: Served, address: str, text: str) -> None:
+    browsed = browse(served)
+    browsed.open(f"{address}?{BOUND}", text)
+    browsed.settle()
+    assert browsed.page.locator("h1").count() == 1
+    assert browsed.page.locator(".skeleton").count() == 0
+    assert browsed.problems == [] and browsed.foreign == []
+
+
+def test_one_request_with_data(browse: Callable[[Served], Browsed], served: Served) -> None:
+    browsed = browse(served)
+    browsed.open(f"/requests?{BOUND}", "160 in this window")
+    browsed.page.locator(".grid-table a.text-link").first.click()
+    browsed.wait("Booked to causes")
+    browsed.wait("Running and waiting")
+    assert re.search(r"/trace/[0-9a-f]{32}\?", browsed.page.url)
+    browsed.page.go_back()
+    browsed.wait("160 in this window")
+    assert browsed.problems == [] and browsed.foreign == []
+
+
+@pytest.mark.parametrize("address", ["/triage", "/requests", "/slices"])
+def test_a_page_without_data(browse: Callable[[Served], Browsed], serve: Callable[..., Served], address: str) -> None:
+    browsed = browse(serve(filled=False))
+    browsed.open(address, "Waiting for the first request")
+    browsed.wait("no data yet")
+    assert browsed.problems == []
+
+
+@pytest.mark.parametrize("address", ["/triage", "/requests", "/slices", "/trace/abc"])
+def test_a_page_over_a_broken_store(browse: Callable[[Served], Browsed], served: Served, address: str) -> None:
+    served.store.close()
+    browsed = browse(served)
+    browsed.open(address, "The store cannot be read")
+    browsed.wait("store not readable")
+    browsed.wait("error ")
+    assert browsed.problems == []
+
+
+def told(browsed: Browsed) -> list[str]:
+    """The words of the page; charts draw theirs a moment later."""
+    found: list[str] = browsed.page.locator(".headline, .stats, .card, .bars, .stack").all_inner_texts()
+    return found
+
+
+def test_the_address_holds_the_state(browse: Callable[[Served], Browsed], served: Served) -> None:
+    browsed = browse(served)
+    browsed.open(f"/triage?{BOUND}", "160 requests")
+    browsed.page.keyboard.press("/")
+    browsed.page.keyboard.type("model=qwen-7b")
+    browsed.page.keyboard.press("Enter")
+    browsed.wait("40 requests")
+    assert "f=model:eq:qwen-7b" in browsed.page.url
+    browsed.settle()
+    before = told(browsed)
+    browsed.page.reload()
+    browsed.wait("40 requests")
+    browsed.wait("Waiting and running")
+    browsed.settle()
+    assert told(browsed) == before
+    browsed.page.keyboard.press("g")
+    browsed.page.keyboard.press("r")
+    browsed.wait("40 in this window")
+    browsed.page.go_back()
+    browsed.wait("40 requests")
+    assert browsed.page.url.split("?")[0].endswith("/triage")
+    browsed.page.locator(".chip-remove").first.click()
+    browsed.wait("160 requests")
+    assert browsed.problems == []
+
+
+def test_a_box_on_the_heatmap_goes_into_the_address_and_comes_back(
+    browse: Callable[[Served], Browsed], served: Served
+) -> None:
+    browsed = browse(served)
+    browsed.open(f"/slices?{BOUND}", "drag a box")
+    browsed.settle()
+    area = browsed.page.locator(".js-plotly-plot .draglayer .nsewdrag").first.bounding_box()
+    browsed.page.mouse.move(area["x"] + area["width"] * 0.4, area["y"] + 5)
+    browsed.page.mouse.down()
+    browsed.page.mouse.move(area["x"] + area["width"] * 0.95, area["y"] + area["height"] * 0.7, steps=8)
+    browsed.page.mouse.up()
+    browsed.wait("Clear the box")
+    assert re.search(r"sel=\d{13},\d{13},[0-9.]+,[0-9.]+", browsed.page.url)
+    browsed.page.reload()
+    browsed.wait("Clear the box")
+    browsed.until("document.querySelector('.js-plotly-plot')?.layout?.selections?.length === 1")
+    assert browsed.problems == []
+
+
+def test_strangers_text_runs_nothing_and_loads_nothing(
+    browse: Callable[[Served], Browsed], serve: Callable[..., Served]
+) -> None:
+    served = serve(filled=False)
+    rows = [
+        attributed(
+            make_request(
+                at_s=i,
+                model=HOSTILE,
+                instance=HOSTILE + str(i % 2),
+                route="x" * 10_000,
+                tenant="\u202eright-to-left\n🙂",
+            )
+        )
+        for i in range(40)
+    ]
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table(rows))
+    browsed = browse(served)
+    for address, text in (
+        ("/triage", "40 requests"),
+        ("/slices?rows=instance&cols=model", "Two-way grid"),
+        ("/requests", "40 in this window"),
+    ):
+        browsed.open(f"{address}{'&' if '?' in address else '?'}{BOUND}", text)
+        browsed.settle()
+        assert browsed.page.evaluate("window.hit") is None
+        assert browsed.page.locator("img[src=x]").count() == 0
+        assert browsed.page.evaluate("[...document.links].every(link => link.host === location.host)")
+        assert browsed.page.evaluate("document.documentElement.scrollWidth") <= 1440
+    assert browsed.problems == [] and browsed.foreign == []
+
+
+@pytest.mark.slow
+def test_a_page_outlives_the_server(browse: Callable[[Served], Browsed], served: Served, chromium: Any) -> None:
+    context = chromium.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    with listening(served) as (base, _):
+        page.goto(f"{base}/triage?{BOUND}")
+        page.get_by_text("160 requests").first.wait_for(timeout=60_000)
+    page.get_by_text("The server does not answer").first.wait_for(timeout=60_000)
+    assert page.get_by_text("Evidence").first.is_visible()
+    assert page.evaluate("document.body.classList.contains('is-stale')")
+    context.close()

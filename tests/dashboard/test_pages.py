@@ -1,0 +1,260 @@
+"""Every region of every page, built from a real store: with data, without, with a wrong address, with a broken store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+from builders import START_UNIX_NS, attributed, make_request, request_table
+from dash import no_update
+from plotly.utils import PlotlyJSONEncoder
+from stocked import Served
+
+from phasewise.collector.records import Run, arrow_schema
+from phasewise.dashboard.answers import Answers
+from phasewise.dashboard.app import PAGES
+from phasewise.dashboard.regions import Region, filled
+from phasewise.dashboard.state import View, parse_view
+from phasewise.dashboard.verdict_card import verdict_card
+
+HOSTILE = '<img src=x onerror="window.hit=1"><a href="http://evil.example">click</a> **bold** [x](javascript:alert(1))'
+REGIONS = [(page, one) for page in PAGES for one in page.REGIONS]
+BOUND = {"from": "2025-11-29T14:00:00Z", "to": "2025-11-29T14:10:00Z"}
+
+
+def view(page: ModuleType, served: Served, **changes: str) -> View:
+    path = f"/{page.NAME}"
+    if page.NAME == "trace":
+        found = served.store.query("SELECT request_key FROM requests ORDER BY e2e_s DESC LIMIT 1")
+        path += f"/{found['request_key'][0]}" if found.height else "/nobody"
+    return parse_view(path, "&".join(f"{key}={value}" for key, value in (BOUND | changes).items()))
+
+
+def answers(served: Served) -> Answers:
+    found: Answers = served.app.state.answers
+    return found
+
+
+def texts(content: object) -> Iterator[str]:
+    """Every piece of text a browser would show of a component."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list | tuple):
+        for one in content:
+            yield from texts(one)
+    elif isinstance(content, Mapping):
+        yield from texts(content.get("props", {}).get("children"))
+
+
+def plain(content: object) -> Any:
+    return json.loads(json.dumps(content, cls=PlotlyJSONEncoder))
+
+
+def shown(content: object) -> str:
+    return " ".join(texts(plain(content)))
+
+
+def page_text(served: Served, page: ModuleType, at: View) -> str:
+    return " ".join(shown(filled(answers(served), at, one, False)[0]) for one in page.REGIONS)
+
+
+@pytest.mark.parametrize(("page", "one"), REGIONS, ids=lambda value: value.name if isinstance(value, Region) else "")
+def test_a_region_shows_its_data(served: Served, page: ModuleType, one: Region) -> None:
+    content, notice, loaded = filled(answers(served), view(page, served), one, False)
+    assert (notice, loaded) == (None, True)
+    assert len(json.dumps(plain(content))) < 1_000_000
+    assert shown(content)
+
+
+def test_triage_says_it_in_a_sentence_with_numbers_and_changes(served: Served) -> None:
+    page = PAGES[0]
+    told = page_text(served, page, view(page, served))
+    for words in (
+        "slow",
+        "of their time",
+        "Evidence",
+        "Change",
+        "up to −",
+        "Do not",
+        "Verify",
+        "Proven if",
+        "160 requests",
+    ):
+        assert words in told, words
+    assert "for" in told and "against" in told
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
+def test_before_the_first_data_the_commands_stand_there(serve: Callable[..., Served], page: ModuleType) -> None:
+    served = serve(filled=False)
+    told = page_text(served, page, view(page, served))
+    if page.NAME == "trace":
+        assert "not stored" in told and "sampled out" in told
+        return
+    assert "Waiting for the first request" in told
+    assert "--otlp-traces-endpoint http://127.0.0.1:4317" in told and "phasewise demo" in told
+
+
+@pytest.mark.parametrize("page", PAGES[:3], ids=lambda page: page.NAME)
+def test_no_traffic_is_told_with_the_last_request(served: Served, page: ModuleType) -> None:
+    told = page_text(served, page, view(page, served, **{"from": "2025-11-28T10:00:00Z", "to": "2025-11-28T11:00:00Z"}))
+    assert "No traffic in this window" in told and "Nov 29 14:0" in told
+
+
+@pytest.mark.parametrize("page", PAGES[:3], ids=lambda page: page.NAME)
+def test_a_filter_that_matches_nothing_offers_its_removal(served: Served, page: ModuleType) -> None:
+    told = page_text(served, page, view(page, served, f="instance:eq:gpu-9"))
+    assert "0 of 160 requests match" in told and "Remove instance = gpu-9" in told
+
+
+@pytest.mark.parametrize("page", PAGES[:3], ids=lambda page: page.NAME)
+def test_a_wrong_address_is_a_sentence(served: Served, page: ModuleType) -> None:
+    told = page_text(served, page, view(page, served, f="modl:eq:a"))
+    assert told.count("cannot be answered") == 1 and "did you mean 'model'" in told
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
+def test_a_broken_store_is_told_once_with_a_number(served: Served, page: ModuleType) -> None:
+    at = view(page, served)
+    served.store.close()
+    told = page_text(served, page, at)
+    assert told.count("The store cannot be read") == 1
+    assert "error " in told and "Retry" in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
+def test_what_was_loaded_stays_when_the_store_breaks(served: Served, page: ModuleType) -> None:
+    at = view(page, served)
+    served.store.close()
+    for one in page.REGIONS:
+        content, notice, loaded = filled(answers(served), at, one, True)
+        assert content is no_update and loaded is no_update
+        assert (notice is not None) == one.lead
+
+
+@pytest.mark.parametrize(("page", "one"), REGIONS, ids=lambda value: value.name if isinstance(value, Region) else "")
+def test_strangers_text_is_text_and_never_markup(serve: Callable[..., Served], page: ModuleType, one: Region) -> None:
+    served = serve(filled=False)
+    rows = [
+        attributed(
+            make_request(
+                at_s=i,
+                model=HOSTILE,
+                instance=HOSTILE,
+                route=HOSTILE,
+                tenant=HOSTILE,
+                finish_reason=HOSTILE,
+                dataset=HOSTILE,
+            )
+        )
+        for i in range(40)
+    ]
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table(rows))
+    content = plain(filled(answers(served), view(page, served), one, False)[0])
+    kinds = set(types(content))
+    assert not kinds & {"Markdown", "Script", "Iframe", "Link", "DangerouslySetInnerHTML"}
+    for href in links(content):
+        assert href.startswith("/"), href
+    for figure in figures(content):
+        assert "<img" not in json.dumps(figure) and "<a " not in json.dumps(figure)
+
+
+def types(content: object) -> Iterator[str]:
+    for node in nodes(content):
+        yield str(node["type"])
+
+
+def links(content: object) -> Iterator[str]:
+    for node in nodes(content):
+        if "href" in node["props"]:
+            yield str(node["props"]["href"])
+
+
+def figures(content: object) -> Iterator[object]:
+    for node in nodes(content):
+        if node["type"] == "Graph":
+            yield node["props"]["figure"]
+
+
+def nodes(content: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(content, list):
+        for one in content:
+            yield from nodes(one)
+    elif isinstance(content, Mapping) and "type" in content and "props" in content:
+        yield content
+        yield from nodes(content["props"].get("children"))
+
+
+def test_recordings_wear_a_badge(serve: Callable[..., Served]) -> None:
+    import pyarrow as pa
+
+    served = serve(filled=False)
+    facts = json.dumps({"engine": "vLLM 0.32.0", "machine": "2 cores", "requests": 40})
+    run = {
+        "run": "r",
+        "name": "overload",
+        "from_unix_ns": START_UNIX_NS,
+        "to_unix_ns": START_UNIX_NS + 1,
+        "facts": facts,
+    }
+    rows = [attributed(make_request(at_s=i, dataset="overload")) for i in range(40)]
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table(rows))
+        transaction.insert("runs", pa.Table.from_pylist([run], schema=arrow_schema(Run)))
+    page = PAGES[0]
+    told = page_text(served, page, view(page, served))
+    assert "recorded" in told and "vLLM 0.32.0" in told and "40 requests" in told
+
+
+def test_a_healthy_window_says_so_and_too_little_traffic_is_marked(serve: Callable[..., Served]) -> None:
+    served = serve(filled=False)
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table([attributed(make_request(at_s=i * 5)) for i in range(12)]))
+    page = PAGES[0]
+    told = page_text(served, page, view(page, served))
+    assert "healthy" in told
+    assert "Only 12 requests in this window" in told and "few (n=12)" in told
+
+
+def test_engine_metrics_that_are_not_there_are_not_drawn_as_zero(serve: Callable[..., Served]) -> None:
+    served = serve(filled=False)
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table([attributed(make_request(at_s=i)) for i in range(40)]))
+    page = PAGES[0]
+    assert "No engine metrics in this window" in page_text(served, page, view(page, served))
+
+
+def test_the_cache_axis_says_what_engines_count_instead(serve: Callable[..., Served]) -> None:
+    page = PAGES[2]
+    served = serve()
+    told = page_text(served, page, view(page, served, rows="cache"))
+    assert "unknown" in told and "cache per request unknown" in told and "25\u202f% of prompt tokens hit" in told
+
+
+def test_a_small_box_asks_for_a_larger_one(served: Served) -> None:
+    page = PAGES[2]
+    start = START_UNIX_NS // 10**6
+    told = page_text(served, page, view(page, served, sel=f"{start},{start + 20_000},0.001,100"))
+    assert "Draw a larger one" in told and "Clear the box" in told
+
+
+def test_a_card_shows_what_it_does_not_know() -> None:
+    verdict = {
+        "status": "slow", "primary": "kv", "cause": "kv.wait", "requests": 4, "affected": {"count": 3, "of": 4, "slo": None},
+        "recommend": [{"technique": "t", "title": "T", "ceiling": {"direct": None, "induced": None}, "flags": {"vllm": "--x"}, "current": None, "risk": {}}],
+        "missing": [{"signal": "kv_usage", "how": "scrape the engine"}], "stage": "measured", "provenance": {},
+    }  # fmt: skip
+    told = shown(verdict_card(verdict, parse_view("/triage", "")))
+    assert "ceiling unknown" in told and "current value unknown" in told and "1 signals would sharpen this" in told
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
+def test_a_page_has_few_components(served: Served, page: ModuleType) -> None:
+    """Dash tells every component of every change: with thousands of them one change takes the browser seconds."""
+    at = view(page, served)
+    built = [plain(filled(answers(served), at, one, False)[0]) for one in page.REGIONS]
+    assert sum(1 for content in built for _ in nodes(content)) < 900
