@@ -15,11 +15,22 @@ import polars as pl
 from phasewise.analyzer.filters import SERVED, conditions, rows_in
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.context import Setting
+from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
 LIVE_NS = 60 * 10**9  # in-flight evidence looks back this far from the newest data in the window
 STALE_NS = 5 * 60 * 10**9  # live samples older than this say nothing about now
 BASELINE_MAX_NS = 3600 * 10**9
 FAR_NS = 4 * 10**18  # window ends beyond this (about the year 2096) mean "no end"
+
+
+# Columns of `requests` that verdicts look at; a row has twice as many.
+ROW_COLUMNS = (
+    "request_key trace_id instance engine engine_version model tenant request_class dataset outcome input_tokens cached_tokens"
+    " output_tokens arrival_unix_ns queued_unix_ns scheduled_unix_ns finished_unix_ns e2e_s ttft_s queue_s context_s prefill_s"
+    " first_token_s decode_s tpot_s external_s entry_e2e_s entry_ttft_s itl_p95_s client_gaps preemptions decode_batch_mean"
+    " primary_class cause measured_s clamped missing_signals revision final"
+).split() + list(CAUSE_COLUMNS)
+_SELECT = f"SELECT {', '.join(ROW_COLUMNS)} FROM requests"
 
 
 class Reader(Protocol):
@@ -61,7 +72,7 @@ class Scene:
 def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_unix_ns: int) -> Scene:
     """Everything the verdict of a window needs."""
     chosen = rows_in(window, filters, served=False)
-    rows = store.query(f"SELECT * FROM requests WHERE {chosen.sql}", chosen.parameters)
+    rows = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters)
     served = rows.filter(~pl.col("outcome").fill_null("ok").is_in(["refused", "aborted"]))
     instances = store.query("SELECT * FROM instances")
     replicas, unjoined = _replicas(store, window, filters, served, instances)
@@ -70,7 +81,7 @@ def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_uni
     before = served.clear()
     if baseline is not None:
         earlier = rows_in(baseline, filters)
-        before = store.query(f"SELECT * FROM requests WHERE {earlier.sql}", earlier.parameters)
+        before = store.query(f"{_SELECT} WHERE {earlier.sql}", earlier.parameters)
     return Scene(
         window=window,
         requests=served.sort("finished_unix_ns", "request_key"),

@@ -159,6 +159,9 @@ def _memory(scene: Scene, settings: Mapping[str, Setting]) -> dict[str, Value]:
         found["kv_usage_p95_ratio"], found["kv_usage_max_ratio"] = float(np.quantile(usage, 0.95)), float(usage.max())
     preempted = [counter_increase(replica.samples, "preemptions") for replica in scene.replicas]
     told = [value for value in preempted if value is not None]
+    if not told and scene.requests["preemptions"].is_not_null().any():
+        # SGLang counts no retractions that a scrape could add up; its spans carry one event each.
+        told = [float(scene.requests["preemptions"].sum())]
     if told:
         found["preemptions_count"] = sum(told)
         found["preemptions_per_request"] = sum(told) / len(scene.requests) if len(scene.requests) else None

@@ -81,6 +81,7 @@ class Answers:
     data_dir: Path
     clock: Callable[[], int]
     serve_info: Mapping[str, object] = field(default_factory=dict)
+    site_slo: str = ""
     verdicts_told: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: OrderedDict[Hashable, Future[object]] = field(default_factory=OrderedDict)

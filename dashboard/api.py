@@ -18,6 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
+from phasewise.analyzer.window import parse_slo
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
 from phasewise.dashboard import answers as asked
@@ -50,12 +51,15 @@ def create_app(
     data_dir: Path,
     clock: Callable[[], int],
     serve_info: Mapping[str, object] | None = None,
+    site_slo: str = "",
 ) -> FastAPI:
     """The application without its pages; `dashboard.app.attach_dash` adds them.
 
-    serve_info: `host` as bound, and the ports of the receiver, which the first-run card names.
+    serve_info: `host` as bound, and the ports of the receiver, which the first-run card names. site_slo: the objectives that
+    hold where a request names none, in the form of `slo=`; InputError where they cannot be read.
     """
-    answers = Answers(store, writer, rulebook, data_dir, clock, dict(serve_info or {}))
+    parse_slo(site_slo)
+    answers = Answers(store, writer, rulebook, data_dir, clock, dict(serve_info or {}), site_slo)
     app = FastAPI(title="Phasewise", version=asked.package_version(), docs_url=None, redoc_url=None, openapi_url=None)
     app.state.answers = answers
     _errors(app)
@@ -108,7 +112,7 @@ def _probes(app: FastAPI, answers: Answers) -> None:
 
 
 def _view(request: Request) -> View:
-    return View("api", None, tuple(request.query_params.multi_items()))
+    return View("api", None, tuple(request.query_params.multi_items()), request.app.state.answers.site_slo)
 
 
 def _reads(app: FastAPI, answers: Answers) -> None:

@@ -211,7 +211,7 @@ def parser(configured: Configuration | None = None) -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         arguments(verb)
         if configured and name in ("serve", "doctor"):
-            verb.set_defaults(**configured.serve, hardware=configured.hardware)
+            verb.set_defaults(**configured.serve, hardware=configured.hardware, slo=configured.slo)
         if configured and name == "analyze":
             verb.set_defaults(slo=configured.slo)
     return root

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, no_update
@@ -62,7 +62,7 @@ def region(app: Dash, answers: Answers, page: str, one: Region) -> None:
         State(f"{one.name}-ok", "data"),
     )
     async def fill(query: Mapping[str, Any] | None, _tick: object, loaded: bool | None) -> Any:
-        view = view_of(query)
+        view = replace(view_of(query), site_slo=answers.site_slo)
         if query is None or view.page != page:
             return no_update, no_update, no_update
         return await asyncio.to_thread(filled, answers, view, one, bool(loaded))

@@ -55,6 +55,7 @@ class View:
     page: str
     identifier: str | None
     pairs: tuple[tuple[str, str], ...]
+    site_slo: str = ""  # objectives of phasewise.toml, where the address names none; `slo=none` asks for none
 
     def _first(self, key: str) -> str | None:
         return next((value for name, value in self.pairs if name == key and value), None)
@@ -101,7 +102,8 @@ class View:
 
     @property
     def slo_text(self) -> str:
-        return self._first("slo") or ""
+        given = self._first("slo")
+        return "" if given == "none" else given or self.site_slo
 
     @cached_property
     def slo(self) -> tuple[Objective, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.figures import MUTED, Figure, _axis, _layout, nice_ticks, safe, tint, with_gaps
-from phasewise.dashboard.wording import PHASES
+from phasewise.dashboard.wording import PHASES, Phase
 
 ROW_PX = 22
 _MOST_SPANS = 60
@@ -35,7 +35,7 @@ def pieces(row: Mapping[str, Any]) -> list[Piece]:
     found: list[Piece] = []
     at = 0.0
     e2e = row.get("e2e_s")
-    for name, phase in PHASES.items():
+    for name, phase in _in_time(row):
         seconds = row.get(phase.column)
         if name == "residual" or not seconds or seconds <= 0:
             continue
@@ -46,6 +46,15 @@ def pieces(row: Mapping[str, Any]) -> list[Piece]:
     if e2e is not None and e2e - at > 1e-6:
         found.append(Piece("residual", at, e2e, "unexplained"))
     return found
+
+
+def _in_time(row: Mapping[str, Any]) -> list[tuple[str, Phase]]:
+    """Phases in the order of time: a combined one that holds the prefill stands in its place, else before the queue."""
+    ordered = list(PHASES.items())
+    if "P" in str(row.get("combined_covers") or ""):
+        combined = ordered.pop(next(i for i, (name, _) in enumerate(ordered) if name == "combined"))
+        ordered.insert(next(i for i, (name, _) in enumerate(ordered) if name == "prefill"), combined)
+    return ordered
 
 
 def _provenance(row: Mapping[str, Any]) -> Mapping[str, Any]:

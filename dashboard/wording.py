@@ -23,14 +23,15 @@ class Phase:
     colour: str
 
 
+# In the order of time. What an engine cannot split lies, where it holds context, before the request is queued.
 PHASES: Mapping[str, Phase] = MappingProxyType(
     {
         phase.name: phase
         for phase in (
-            Phase("queue", "Queue", "Q", "queue_s", "#E69F00"),
-            Phase("context", "Context", "C", "context_s", "#4C7BC9"),
-            Phase("prefill", "Prefill", "P", "prefill_s", "#56B4E9"),
             Phase("combined", "Not split by the engine", "C+F", "combined_s", "#7C93B8"),
+            Phase("context", "Context", "C", "context_s", "#4C7BC9"),
+            Phase("queue", "Queue", "Q", "queue_s", "#E69F00"),
+            Phase("prefill", "Prefill", "P", "prefill_s", "#56B4E9"),
             Phase("first_token", "First token", "F", "first_token_s", "#A9DCF7"),
             Phase("decode", "Decode", "D", "decode_s", "#009E73"),
             Phase("external", "External", "X", "external_s", "#CC79A7"),

@@ -43,6 +43,7 @@ class ServeSettings:
     scrape: tuple[str, ...] = ()
     all_in_one: bool = False
     hardware: Mapping[str, object] = field(default_factory=dict)
+    slo: str = ""
 
 
 def run(options: Namespace) -> int:
@@ -63,6 +64,7 @@ def run(options: Namespace) -> int:
         tuple(options.scrape),
         options.all_in_one,
         dict(getattr(options, "hardware", {})),
+        getattr(options, "slo", ""),
     )
     make_directory(settings.data)
     with owned(settings.data):
@@ -171,6 +173,7 @@ class Supervisor:
             "port": self.settings.port,
             "scrape": list(self.settings.scrape),
             "hardware": dict(self.settings.hardware),
+            "slo": self.settings.slo,
             "serve_info": info,
         }
         if self.settings.all_in_one:

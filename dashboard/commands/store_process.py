@@ -41,6 +41,7 @@ class StoreSettings:
     scrape: tuple[str, ...] = ()
     serve_info: Mapping[str, object] = field(default_factory=dict)
     hardware: Mapping[str, object] = field(default_factory=dict)
+    slo: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> StoreSettings:
@@ -113,7 +114,13 @@ class StoreService:
             scraper.start()
             self._stops.append(scraper.stop)
         app = create_app(
-            store, writer, rulebook, data_dir=settings.data, clock=self.clock, serve_info=dict(settings.serve_info)
+            store,
+            writer,
+            rulebook,
+            data_dir=settings.data,
+            clock=self.clock,
+            serve_info=dict(settings.serve_info),
+            site_slo=settings.slo,
         )
         attach_dash(app, store, rulebook=rulebook, data_dir=settings.data, clock=self.clock)
         config = uvicorn.Config(

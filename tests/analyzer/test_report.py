@@ -169,3 +169,13 @@ def test_a_known_machine_is_judged_by_roofline() -> None:
         "attention",
         "head",
     ]
+
+
+def test_retractions_in_spans_count_where_no_counter_does() -> None:
+    rows = [replace(one, preemptions=2) for one in four_slots(36)]
+    samples = [replace(one, preemptions=None) for one in seen(12, running=4.0, waiting=20.0, kv_usage_ratio=0.95)]
+    verdict = scene_verdict(scene(rows, samples), RULES)
+    signals = verdict["signals"]
+    assert isinstance(signals, dict)
+    assert signals["preemptions_count"] == 80
+    assert verdict["primary"] == "kv"

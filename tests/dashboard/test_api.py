@@ -270,3 +270,11 @@ def test_a_busy_writer_does_not_hold_up_the_pulse(served: Served) -> None:
         assert served.client.get("/api/v1/pulse").json()["status"] == "ok"
         assert time.monotonic() - began < 10
         free.set()
+
+
+def test_the_site_s_objectives_hold_where_the_address_names_none(served: Served) -> None:
+    """`[slo]` of phasewise.toml: the same for every reader, until a request says otherwise."""
+    served.app.state.answers.site_slo = "ttft:1ms"
+    assert get(served, "verdict")["objective"]["text"] == "ttft 0.001 s"
+    assert get(served, "verdict", slo="e2e:9s")["objective"]["text"] == "e2e 9 s"
+    assert get(served, "verdict", slo="none")["objective"]["limit_s"] is None

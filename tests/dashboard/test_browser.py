@@ -144,8 +144,15 @@ def test_a_page_over_a_broken_store(browse: Callable[[Served], Browsed], served:
 
 
 def told(browsed: Browsed) -> list[str]:
-    """The words of the page; charts draw theirs a moment later."""
-    found: list[str] = browsed.page.locator(".headline, .stats, .card, .bars, .stack").all_inner_texts()
+    """The words of the page once they stand still; charts draw theirs a moment later."""
+    found: list[str] = []
+    for _ in range(100):
+        browsed.settle()
+        now = browsed.page.locator(".headline, .stats, .card, .bars, .stack").all_inner_texts()
+        if now and now == found:
+            break
+        found = now
+        browsed.page.wait_for_timeout(400)
     return found
 
 

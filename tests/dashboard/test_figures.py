@@ -6,6 +6,7 @@ import itertools
 import json
 from typing import Any
 
+import pytest
 from builders import SECOND_NS, START_UNIX_NS, attributed, make_request, make_span
 
 from phasewise.dashboard import figures
@@ -107,6 +108,16 @@ def test_phases_lie_end_to_end_and_the_rest_is_unexplained() -> None:
         ("queue", "measured"), ("prefill", "inferred"), ("first_token", "measured"), ("decode", "measured"), ("residual", "unexplained"),
     ]  # fmt: skip
     assert found[-1].end_s == 4.0 and all(a.end_s == b.start_s for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("covers", "order"),
+    [("C,F", ["combined", "queue", "prefill"]), ("C,P,F", ["queue", "combined", "decode"])],
+)
+def test_what_the_engine_cannot_split_stands_where_it_happened(covers: str, order: list[str]) -> None:
+    prefill = 0.5 if "P" not in covers else 0.0
+    row = attributed(make_request(queue_s=1.0, prefill_s=prefill, first_token_s=0.0, combined_s=0.7, combined_covers=covers))
+    assert [one.phase for one in pieces(row) if one.phase in order] == order
 
 
 def test_measured_is_solid_inferred_outlined_unexplained_hatched() -> None:
