@@ -25,6 +25,7 @@ from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, cause_co
 CLAMP_S = 0.002  # known phases may exceed end to end by this or by 1 %: the longest is cut
 CLAMP_RATIO = 0.01
 HOUR_S = 3600.0
+SATURATED_RATIO = 0.9  # of the busy time spent prefilling: the engine has no room for more prompts
 PREFILL_COVERS = frozenset({"P", "P,F", "C,P,F", "C,P"})
 _NUMBERS = (
     "arrival_unix_ns finished_unix_ns queued_unix_ns scheduled_unix_ns first_token_unix_ns e2e_s queue_s context_s prefill_s "
@@ -48,6 +49,7 @@ class Rows:
     frame: pl.DataFrame
     origin_unix_ns: int
     number: dict[str, Floats]
+    siblings: tuple[npt.NDArray[np.intp], ...] = ()  # rows of one call, where n > 1: they are not each other's "others"
 
     def __getitem__(self, name: str) -> Floats:
         return self.number[name]
@@ -122,7 +124,27 @@ def _rows(frame: pl.DataFrame) -> Rows:
         if name.endswith("_unix_ns"):
             series = (series - first) / 1e9
         number[name] = series.cast(pl.Float64).fill_null(float("nan")).to_numpy().copy()
-    return Rows(frame, first, number)
+    return Rows(frame, first, number, _siblings(frame))
+
+
+def _siblings(frame: pl.DataFrame) -> tuple[npt.NDArray[np.intp], ...]:
+    groups = (
+        frame.with_row_index("row").filter(pl.col("call_key").is_not_null()).group_by("call_key", maintain_order=True)
+    )
+    several = groups.agg("row").filter(pl.col("row").list.len() > 1)
+    return tuple(np.asarray(indices, dtype=np.intp) for indices in several["row"].to_list())
+
+
+def others_prefill_s(rows: Rows, prefills: Steps, start: Floats, end: Floats) -> Floats:
+    """Seconds of each [start, end) that prefills of other calls cover; the sequences of one call share its prompt."""
+    found = np.nan_to_num(prefills.integral(start, end))
+    scheduled, first = rows["scheduled_unix_ns"], rows["first_token_unix_ns"]
+    for group in rows.siblings:
+        for i in group:
+            rest = group[group != i]
+            own = covered(scheduled[rest], first[rest]).integral(start[i : i + 1], end[i : i + 1])
+            found[i] = max(0.0, found[i] - float(np.nan_to_num(own)[0]))
+    return found
 
 
 def _known(values: Floats) -> Floats:
@@ -143,10 +165,21 @@ def _book_waiting(
     told = stated_total > 0
     for cause, seconds in stated.items():
         booked[cause] += np.where(told, np.minimum(seconds, queue), 0.0)
+    saturated = prefill_bound(running, prefills)
     for reason in REASONS:
+        cause = "queue.capacity" if saturated and reason in ("queue.slots", "queue.budget") else reason
         part = np.divide(np.nan_to_num(reasons[reason]), total, out=np.zeros_like(total), where=total > 0)
         unplaced = (total <= 0) & (reason == "unexplained")
-        booked[reason] += np.where(told, 0.0, queue * np.where(unplaced, 1.0, part))
+        booked[cause] += np.where(told, 0.0, queue * np.where(unplaced, 1.0, part))
+
+
+def prefill_bound(running: Steps, prefills: Steps) -> bool:
+    """Whether an engine prefills nearly all the time it is busy: then neither a slot nor a larger step serves more."""
+    if not len(running.time):
+        return False
+    ends = running.time[:1], running.time[-1:]
+    busy = Steps(running.time, (running.value > 0.5).astype(float)).integral(*ends)[0]
+    return bool(busy > 0 and prefills.integral(*ends)[0] >= SATURATED_RATIO * busy)
 
 
 def _book_before_queue(booked: dict[str, Floats], rows: Rows, prefills: Steps) -> None:
@@ -163,7 +196,7 @@ def _book_before_queue(booked: dict[str, Floats], rows: Rows, prefills: Steps) -
     twice = np.where(frontend, np.clip(phases - rows["e2e_s"], 0.0, combined), 0.0)
     combined = combined - np.nan_to_num(twice)
     start, end = rows["arrival_unix_ns"], rows["queued_unix_ns"]
-    others = np.minimum(np.nan_to_num(prefills.integral(start, end)), combined)
+    others = np.minimum(others_prefill_s(rows, prefills, start, end), combined)
     booked["interference"] += np.where(frontend, others, 0.0)
     booked["host"] += np.where(frontend, combined - others, 0.0)
     prefill = np.isin(covers, sorted(PREFILL_COVERS))
@@ -176,7 +209,10 @@ def _book_prefill(booked: dict[str, Floats], rows: Rows) -> None:
     start, end = rows["scheduled_unix_ns"], rows["first_token_unix_ns"]
     end = np.where(np.isfinite(prefill), np.minimum(end, start + prefill), end)
     uncached = rows["input_tokens"] - np.nan_to_num(rows["cached_tokens"])
-    own = own_share_s(start, end, uncached)
+    together = np.ones(len(prefill))
+    for group in rows.siblings:
+        together[group] = len(group)
+    own = np.minimum(own_share_s(start, end, uncached / together) * together, end - start)
     share = np.divide(own, end - start, out=np.ones_like(prefill), where=valid(start, end))
     booked["prefill.compute"] += prefill * np.nan_to_num(share, nan=1.0)
     booked["interference"] += prefill * (1.0 - np.nan_to_num(share, nan=1.0))
@@ -186,7 +222,7 @@ def _book_decode(booked: dict[str, Floats], rows: Rows, samples: Samples, prefil
     decode = _known(rows["decode_s"])
     gaps = np.nan_to_num(rows["output_tokens"] - 1)
     start, end = rows["first_token_unix_ns"], rows["finished_unix_ns"]
-    overlap = np.nan_to_num(prefills.integral(start, end))
+    overlap = others_prefill_s(rows, prefills, start, end)
     moved = samples.hold(np.nan_to_num(samples.preempted) > 0)
     preempting = (np.nan_to_num(moved.integral(start, end)) > 0) | (np.nan_to_num(rows["preemptions"]) > 0)
     hour = np.floor(rows["finished_unix_ns"] / HOUR_S + rows.origin_unix_ns / 1e9 / HOUR_S)
@@ -239,6 +275,8 @@ def _answer(
     order = np.argsort(-by_class, axis=0, kind="stable")
     best = np.take_along_axis(by_class, order[:1], axis=0)[0]
     second = np.take_along_axis(by_class, order[1:2], axis=0)[0]
+    # A request without a duration, or whose time is not known, is bound by nothing.
+    order[0] = np.where(best > 0, order[0], CLASSES.index("inconclusive"))
     names = np.array(CLASSES)[order[0]]
     chosen = _largest_cause(booked, order[0])
     e2e = rows["e2e_s"]
@@ -249,7 +287,8 @@ def _answer(
     )  # fmt: skip
     arrival, first, end = rows["arrival_unix_ns"], rows["first_token_unix_ns"], rows["finished_unix_ns"]
     inside = level(arrival, end)
-    batch = np.divide(running.integral(first, end), end - first, out=np.full(len(e2e), np.nan), where=valid(first, end))
+    ran = valid(first, end) & np.isfinite(rows["scheduled_unix_ns"])
+    batch = np.divide(running.integral(first, end), end - first, out=np.full(len(e2e), np.nan), where=ran)
     at_admission, peak = _kv_around(samples, rows["scheduled_unix_ns"], end)
     columns: dict[str, object] = {"request_key": rows.frame["request_key"]}
     columns |= {cause_column(cause): booked[cause] for cause in CAUSES}

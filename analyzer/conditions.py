@@ -12,6 +12,9 @@ from phasewise.rules.vocabulary import CLASS_OF_CAUSE, SIGNALS
 
 Value = float | str | bool | None
 
+# Below this share of the time the host is not worth splitting: the parts are noise.
+LEAST_HOST = 0.03
+
 
 @dataclass(frozen=True, slots=True)
 class Situation:
@@ -41,6 +44,8 @@ def complete_signals(situation: Situation) -> dict[str, Value]:
             signals["prefix_missed_ratio"] = max(0.0, reusable - hit)
         elif signals.get("prefix_caching") is False:
             signals["prefix_missed_ratio"] = reusable
+    if signals.get("host_before_queue_ratio") is None:
+        signals["host_before_queue_ratio"] = _host_before_queue(situation.shares, signals)
     weight_bits = _number(signals.get("weight_bits"))
     if signals.get("compute_bits") is None and weight_bits is not None and weight_bits >= 16:
         signals["compute_bits"] = weight_bits
@@ -51,6 +56,17 @@ def complete_signals(situation: Situation) -> dict[str, Value]:
         elif fp8 is False and int8 is False:
             signals["device_has_faster_dtype"] = False
     return signals
+
+
+def _host_before_queue(shares: Mapping[str, float], signals: Mapping[str, Value]) -> float | None:
+    """Part of the host seconds that passes before the engine's queue: the frontend's part of the time to first token times
+    what is not decode, over the host's share. None where one of them is unknown or the host
+    holds next to nothing."""
+    frontend, decode = _number(signals.get("frontend_ratio")), _number(signals.get("decode_ratio"))
+    host = sum(share for cause, share in shares.items() if CLASS_OF_CAUSE.get(cause) == "host")
+    if frontend is None or decode is None or host < LEAST_HOST:
+        return None
+    return min(1.0, frontend * max(0.0, 1 - decode) / host)
 
 
 def _number(value: Value) -> float | None:

@@ -9,6 +9,7 @@ from phasewise.analyzer.inflight import InFlight
 from phasewise.analyzer.queueing import KV_FULL_RATIO, KV_HIGH_RATIO, PLATEAU_RATIO
 from phasewise.analyzer.signals import Value
 from phasewise.analyzer.statistics import rounded
+from phasewise.rules.vocabulary import CLASS_OF_CAUSE
 
 SPAN, ENGINE = "request spans", "engine metrics"
 
@@ -84,7 +85,7 @@ def _waiting(signals: Mapping[str, Value], shares: Mapping[str, float]) -> list[
         found.append(
             Evidence(
                 f"running at the slot limit{at} while requests wait, share of that time", full,
-                f"at least {PLATEAU_RATIO:.0%} where slots are the limit", "ratio", ENGINE,
+                f"at least {PLATEAU_RATIO * 100:g} % where slots are the limit", "ratio", ENGINE,
                 ("queueing",) if full >= PLATEAU_RATIO else (), (),
             )
         )  # fmt: skip
@@ -97,7 +98,7 @@ def _memory(signals: Mapping[str, Value], shares: Mapping[str, float]) -> list[E
     if usage is not None:
         found.append(
             Evidence(
-                "KV cache in use, p95", usage, f"under {KV_HIGH_RATIO:.0%} where KV is not the limit", "ratio", ENGINE,
+                "KV cache in use, p95", usage, f"under {KV_HIGH_RATIO * 100:g} % where KV is not the limit", "ratio", ENGINE,
                 ("kv",) if usage >= KV_FULL_RATIO else (), ("kv",) if usage < KV_HIGH_RATIO else (),
             )
         )  # fmt: skip
@@ -133,7 +134,7 @@ def _flight(flight: InFlight) -> list[Evidence]:
     ratio = flight.contention_ratio
     return [
         Evidence(
-            f"in-flight: waiting share of request-seconds ({flight.open} requests still open)", ratio, "under 25 %", "ratio",
+            "in-flight: waiting share of request-seconds", ratio, "under 25 %", "ratio",
             ENGINE, tuple({"kv" if c.startswith("kv") else "queueing" for c in flight.waiting_s}) if ratio >= 0.25 else (),
         )
     ]  # fmt: skip
@@ -186,6 +187,8 @@ def _decode(signals: Mapping[str, Value], shares: Mapping[str, float]) -> list[E
 
 
 def _others(shares: Mapping[str, float]) -> list[Evidence]:
+    if not shares:
+        return []
     host = shares.get("host", 0.0) + shares.get("host.scheduler", 0.0)
     found = [
         Evidence(
@@ -193,13 +196,13 @@ def _others(shares: Mapping[str, float]) -> list[Evidence]:
             ("host",) if host >= 0.1 else (), ("host",) if host < 0.05 else (), "inferred",
         )
     ]  # fmt: skip
-    for cause, limit in (("context", 0.1), ("external", 0.1)):
+    for cause, limit in (("context", 0.1), ("external", 0.1), ("client", 0.1)):
         if shares.get(cause, 0.0) > 0:
             share = shares[cause]
             found.append(
                 Evidence(
-                    f"{cause}, share of affected end-to-end time", share, f"under {limit:.0%}", "ratio", SPAN,
-                    (cause,) if share >= limit else (), (),
+                    f"{cause}, share of affected end-to-end time", share, f"under {limit * 100:g} %", "ratio", SPAN,
+                    (CLASS_OF_CAUSE[cause],) if share >= limit else (), (),
                 )
             )  # fmt: skip
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from phasewise.analyzer.scene import Reader
+from phasewise.analyzer.replicas import Reader
 from phasewise.analyzer.statistics import rounded
 from phasewise.analyzer.wording import request_sentence
 from phasewise.rules.load import Rulebook

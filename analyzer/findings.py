@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -39,7 +39,11 @@ _AFTER_FIRST = ("decode.", "interference", "kv.preempt", "host", "external", "cl
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The decided part of a verdict. affected: the slow set; compared: seconds by class the choice was made from."""
+    """The decided part of a verdict. affected: the slow set; compared: seconds by class the choice was made from.
+
+    seconds: all time of the affected requests that the objective is about, by cause; with a client's objective, also what
+    passes between its boundary and the engine's.
+    """
 
     status: str
     objective: Objective | None
@@ -53,6 +57,7 @@ class Finding:
     phase_ratio: float | None
     live: bool
     reason: str
+    seconds: Mapping[str, float]
 
 
 def limited(rows: pl.DataFrame, objective: Objective) -> pl.DataFrame:
@@ -92,6 +97,33 @@ def seconds_by_cause(rows: pl.DataFrame) -> dict[str, float]:
     return found
 
 
+def unexplained_wait_s(rows: pl.DataFrame) -> float:
+    """Seconds of queue that no cause explains: waiting is contention, also where nothing tells what was waited for."""
+    booked = sum(
+        (
+            np.nan_to_num(floats(rows, cause_column(cause)))
+            for cause in CAUSES
+            if cause.startswith("queue.") or cause == "kv.wait"
+        ),
+        start=np.zeros(len(rows)),
+    )
+    waited = np.nan_to_num(floats(rows, "queue_s")) - booked
+    return float(np.clip(waited, 0.0, np.nan_to_num(floats(rows, cause_column("unexplained")))).sum())
+
+
+def outside_s(rows: pl.DataFrame, metric: str = "e2e") -> dict[str, float]:
+    """Seconds between the caller's boundary and the engine's, by cause; durations only, never a difference of two clocks.
+
+    Where the outer boundary is a server span around the engine, the time belongs to the host in front of it; where it is the
+    client's own record, to the client's side (its network, buffers and load generator are in it).
+    """
+    outer, inner = ("entry_ttft_s", "ttft_s") if metric == "ttft" else ("entry_e2e_s", "e2e_s")
+    gap = np.clip(np.nan_to_num(floats(rows, outer) - floats(rows, inner)), 0.0, None)
+    client = rows["entry_ttft_s"].is_not_null().to_numpy()
+    found = {"host": float(gap[~client].sum()), "client": float(gap[client].sum())}
+    return {cause: seconds for cause, seconds in found.items() if seconds > 0}
+
+
 def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:
     """Shares of the whole; nothing where there is no time."""
     total = sum(seconds.values())
@@ -99,8 +131,8 @@ def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 def has_phases(rows: pl.DataFrame) -> pl.Series:
-    """Which rows carry phase data: any phase of the engine, or time booked to a known cause."""
-    phases = ("queue_s", "prefill_s", "decode_s")
+    """Which rows carry phase data: a queue or a prefill. Decode alone is known to any client and says nothing of the wait."""
+    phases = ("queue_s", "prefill_s")
     return rows.select(pl.any_horizontal(*(pl.col(name).is_not_null() for name in phases)).alias("has"))["has"]
 
 
@@ -110,12 +142,20 @@ def decide(rows: pl.DataFrame, objectives: Sequence[Objective], flight: InFlight
     breaks = objective is not None and len(rows) > 0 and len(broken) > BROKEN_RATIO * len(rows)
     affected = broken if breaks else slowest(rows)
     phase_ratio = int(has_phases(rows).sum()) / len(rows) if len(rows) else None
-    seconds = seconds_by_cause(affected)
-    total = sum(seconds.values())
-    contention = {cause: seconds[cause] for cause in CAUSES if cause in CONTENTION}
+    judged = objective if breaks else None
+    seconds = {c: s for c, s in seconds_by_cause(affected).items() if _in_objective(c, judged)}
+    contention = {cause: seconds[cause] for cause in seconds if cause in CONTENTION}
+    if _in_objective("queue.slots", judged):
+        contention["unexplained"] = unexplained_wait_s(affected)
+    outside = (
+        outside_s(affected, judged.metric if judged else "e2e") if judged is None or judged.boundary == "client" else {}
+    )
+    beside = sum(outside.values())
+    considered = _added(seconds, outside)
+    total = sum(considered.values())
     ratio = sum(contention.values()) / total if total > 0 else None
     contended = ratio is not None and ratio >= CONTENTION_RATIO
-    waiting = flight.open > 0 and flight.contention_ratio >= CONTENTION_RATIO
+    waiting = (flight.open > 0 or rows.is_empty()) and flight.contention_ratio >= CONTENTION_RATIO
     over = len(broken) if objective is not None else None
 
     def finding(status: str, compared: Mapping[str, float], live: bool, reason: str) -> Finding:
@@ -133,6 +173,7 @@ def decide(rows: pl.DataFrame, objectives: Sequence[Objective], flight: InFlight
             phase_ratio,
             live,
             reason,
+            considered,
         )
 
     blind = phase_ratio is None or phase_ratio < PHASES_RATIO
@@ -141,16 +182,31 @@ def decide(rows: pl.DataFrame, objectives: Sequence[Objective], flight: InFlight
     if blind:
         reason = "no requests" if phase_ratio is None else "too few requests carry phase data"
         return finding("unknown", {}, False, reason)
+    if total > 0 and beside >= CONTENTION_RATIO * total and beside > sum(contention.values()):
+        return finding(
+            "slow", {**contention, **_added(outside, {})}, False, "time passes in front of or beside the engine"
+        )
     if contended:
-        return finding("slow", contention, False, "contention holds the affected requests")
+        unknown = contention.get("unexplained", 0.0) >= sum(contention.values()) / 2
+        why = (
+            "requests wait, and no engine metrics near tell what for"
+            if unknown
+            else "contention holds the affected requests"
+        )
+        return finding("slow", contention, False, why)
     if breaks:
-        assert objective is not None
-        phases = {cause: value for cause, value in seconds.items() if _in_objective(cause, objective)}
-        return finding("slow", phases, False, "an objective is broken without contention")
+        return finding("slow", considered, False, "an objective is broken without contention")
     return finding("healthy", seconds_by_cause(rows), False, "no objective is broken and little time is spent waiting")
 
 
-def _in_objective(cause: str, objective: Objective) -> bool:
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {cause: one.get(cause, 0.0) + other.get(cause, 0.0) for cause in CAUSES if cause in one or cause in other}
+
+
+def _in_objective(cause: str, objective: Objective | None) -> bool:
+    """Whether a cause can lie in the phases an objective is about: decode does not break a TTFT, nor the queue a TPOT."""
+    if objective is None:
+        return True
     if objective.metric in ("ttft", "queue"):
         return cause.startswith(_BEFORE_FIRST)
     return objective.metric == "e2e" or cause.startswith(_AFTER_FIRST)
@@ -191,11 +247,8 @@ def weighed(finding: Finding, evidence: Sequence[Evidence]) -> Finding:
     if len(supports) >= kv_needs and len(opposes) < 2:
         return finding
     why = "no signal speaks for it" if len(supports) < kv_needs else "two signals speak against it"
-    return Finding(
-        finding.status, finding.objective, finding.affected, finding.over_limit, "inconclusive", None, finding.compared,
-        finding.margin_ratio, finding.contention_ratio, finding.phase_ratio, finding.live,
-        f"{finding.primary} holds most of the time, but {why}",
-    )  # fmt: skip
+    reason = f"{finding.primary} holds most of the time, but {why}"
+    return replace(finding, primary="inconclusive", cause=None, reason=reason)
 
 
 def shape_matched(affected: pl.DataFrame, before: pl.DataFrame, column: str) -> tuple[float | None, bool]:

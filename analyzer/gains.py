@@ -45,6 +45,17 @@ class GainInputs:
     def acted(self) -> float:
         return self.share(*self.acts_on)
 
+    @property
+    def waited(self) -> float:
+        """Share of the waiting it acts on."""
+        return self.share(*(cause for cause in self.acts_on if cause in DRAINING))
+
+    @property
+    def overload_ratio(self) -> float | None:
+        """How far arrivals outran departures: in one burst, the part of its requests that waited at the peak."""
+        most, count = self.number("waiting_max"), self.number("requests_count")
+        return None if most is None or not count else min(1.0, most / count)
+
 
 Direct = Callable[[GainInputs], float | None]
 Induced = Callable[[GainInputs, float], float | None]
@@ -77,21 +88,37 @@ def bits_saved_ratio(from_bits: float, to_bits: float) -> float:
 
 
 def pool_relief_ratio(pool_tokens: float | None, need_tokens: float | None, growth: float) -> float:
-    """Part of a KV shortage that a pool `growth` times as large ends; 1 where need or pool is unknown (a ceiling).
+    """Part of the waiting for KV blocks that a pool `growth` times as large ends; 1 where need or pool is unknown (a ceiling).
 
-    need_tokens: what the requests in flight fill at full length.
+    need_tokens: what the requests in flight fill at full length. The pool is a server whose rate of admissions goes with its
+    size: a backlog far above it drains `growth` times as fast (1 - 1/growth of the waiting), and where the larger pool holds
+    all that is needed nothing waits. Holds while steps do not get longer with more sequences.
     """
     if pool_tokens is None or need_tokens is None or need_tokens <= pool_tokens:
         return 1.0
-    return min(1.0, (growth - 1) * pool_tokens / (need_tokens - pool_tokens))
+    return min(1.0, max(1 - 1 / growth, (growth - 1) * pool_tokens / (need_tokens - pool_tokens)))
+
+
+def backlog_relief_ratio(relief: float, overload_ratio: float | None) -> float:
+    """Part of the waiting that ends when departures take `relief` less time each, at an overload that comes and goes.
+
+    Request k of a burst waits k (1/m - 1/a), a and m the rates of arrivals and departures: departures faster by `relief` spare
+    k relief/m, which is relief / (1 - m/a) of it. overload_ratio is 1 - m/a. Where it is unknown nothing bounds it from below,
+    so that all the waiting may end (a ceiling).
+    """
+    if relief <= 0:
+        return 0.0
+    return 1.0 if not overload_ratio else min(1.0, relief / min(1.0, overload_ratio))
 
 
 # --- direct ----------------------------------------------------------------------------------------------------------
 
 
 def acted_share(inputs: GainInputs) -> float:
-    """All seconds it acts on, times `fraction` (1 where not given): the plain ceiling."""
-    return inputs.acted * inputs.parameters.get("fraction", 1.0)
+    """All seconds it acts on, times `fraction` (1 where not given): the plain ceiling. Waiting times `waiting_fraction`."""
+    fraction = inputs.parameters.get("fraction", 1.0)
+    waiting = inputs.waited
+    return (inputs.acted - waiting) * fraction + waiting * inputs.parameters.get("waiting_fraction", fraction)
 
 
 def weight_bytes_saved(inputs: GainInputs) -> float:
@@ -103,18 +130,46 @@ def weight_bytes_saved(inputs: GainInputs) -> float:
 def kv_bytes_saved(inputs: GainInputs) -> float:
     """KV-bound decode seconds by the bytes spared, KV waiting by the pool's growth (as many more tokens fit)."""
     from_bits, to_bits = inputs.number("kv_dtype_bits") or 16.0, inputs.parameters["to_bits"]
-    relief = pool_relief_ratio(inputs.number("kv_pool_tokens"), inputs.number("kv_need_tokens"), from_bits / to_bits)
-    waiting = [cause for cause in inputs.acts_on if cause.startswith("kv.")]
     read = [cause for cause in inputs.acts_on if not cause.startswith("kv.")]
-    return inputs.share(*read) * bits_saved_ratio(from_bits, to_bits) + inputs.share(*waiting) * relief
+    return inputs.share(*read) * bits_saved_ratio(from_bits, to_bits) + _pool_grown(inputs, from_bits / to_bits)
 
 
 def pool_growth(inputs: GainInputs) -> float:
     """KV seconds that a pool larger by `factor` ends."""
-    relief = pool_relief_ratio(
-        inputs.number("kv_pool_tokens"), inputs.number("kv_need_tokens"), inputs.parameters["factor"]
-    )
-    return inputs.acted * relief
+    return _pool_grown(inputs, inputs.parameters["factor"])
+
+
+def _pool_grown(inputs: GainInputs, growth: float) -> float:
+    if growth <= 1:
+        return 0.0
+    relief = pool_relief_ratio(inputs.number("kv_pool_tokens"), inputs.number("kv_need_tokens"), growth)
+    held = [cause for cause in inputs.acts_on if cause.startswith("kv.") and cause not in DRAINING]
+    return inputs.waited * _waiting_ended(inputs, relief) + inputs.share(*held) * relief
+
+
+def _waiting_ended(inputs: GainInputs, relief: float) -> float:
+    """`relief` of a standing backlog; more where the overload is known to have been a burst."""
+    overload = inputs.overload_ratio
+    return relief if overload is None else backlog_relief_ratio(relief, overload)
+
+
+def preemption_avoided(inputs: GainInputs) -> float:
+    """Seconds of preemption, and of the wait for blocks no more than what they cause: a sequence pushed out comes back to
+    the head of the queue, so that others wait for it about once a preemption. A wait without preemption is not touched."""
+    often = min(1.0, inputs.number("preemptions_per_request") or 0.0)
+    preempted = inputs.share("kv.preempt")
+    return preempted + min(inputs.share("kv.wait"), often * preempted)
+
+
+def load_split(inputs: GainInputs) -> float:
+    """Waiting and disturbance of others when `factor` engines share the arrivals.
+
+    Waiting falls as departures per arrival are multiplied (see `backlog_relief_ratio`); what others do to a running request,
+    preempting it or prefilling beside it, falls with their number.
+    """
+    relief = 1 - 1 / inputs.parameters["factor"]
+    waiting = inputs.waited
+    return waiting * backlog_relief_ratio(relief, inputs.overload_ratio) + (inputs.acted - waiting) * relief
 
 
 def split_over_devices(inputs: GainInputs) -> float:
@@ -141,11 +196,6 @@ def prefix_reuse(inputs: GainInputs) -> float | None:
     """Prefill of prompt tokens an earlier request had and that were computed again; all of it where that is unknown."""
     missed = inputs.number("prefix_missed_ratio")
     return inputs.acted * (1.0 if missed is None else missed)
-
-
-def weights_amortized(inputs: GainInputs) -> float:
-    """Weight bytes read per token when `factor` times as many sequences share a step: cost of a token, not its latency."""
-    return inputs.acted * (1 - 1 / inputs.parameters["factor"])
 
 
 def measured_excess(inputs: GainInputs) -> float:
@@ -186,8 +236,9 @@ DIRECT: Mapping[str, Direct] = MappingProxyType(
             faster_compute,
             speculation_saved,
             prefix_reuse,
-            weights_amortized,
             measured_excess,
+            preemption_avoided,
+            load_split,
         )
     }
 )

@@ -20,7 +20,7 @@ from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.records import EngineSample, columns
 
 if TYPE_CHECKING:
-    from phasewise.analyzer.scene import Reader
+    from phasewise.analyzer.replicas import Reader
 
 _IBIS = {int: "int64", float: "float64", str: "string", bool: "boolean"}
 _SCHEMA = {name: _IBIS[kind] for name, kind in columns(EngineSample).items()} | {
@@ -130,8 +130,9 @@ def ask_samples(
     chosen, _ = sample_conditions(filters)
     statement = (
         'WITH "named" AS NOT MATERIALIZED (SELECT s.*, coalesce(i."joined_to", s."instance") AS "replica" '
-        'FROM "engine_samples" s LEFT JOIN (SELECT "instance", any_value("joined_to") AS "joined_to" FROM "instances" '
-        'WHERE "kind" = \'scrape\' GROUP BY ALL) i ON i."instance" = s."instance" WHERE s."joined" '
+        'FROM "engine_samples" s LEFT JOIN (SELECT "instance", "first_seen_unix_ns" AS "first", "last_seen_unix_ns" AS "last", '
+        'min("joined_to") AS "joined_to" FROM "instances" WHERE "kind" = \'scrape\' GROUP BY ALL) i '
+        'ON i."instance" = s."instance" AND s."unix_ns" BETWEEN i."first" AND i."last" WHERE s."joined" '
         'AND s."unix_ns" >= ? AND s."unix_ns" < ?), '
         '"samples" AS NOT MATERIALIZED (SELECT *, ("unix_ns" - ?) // ? AS "bin", "unix_ns" >= ? AS "inside" FROM "named" '
         f"WHERE {chosen.sql}) SELECT * FROM ({sql})"

@@ -14,7 +14,8 @@ import polars as pl
 from phasewise.analyzer.attribution import read_samples
 from phasewise.analyzer.intervals import Floats, Steps, level
 from phasewise.analyzer.queueing import Samples, sampled_reasons, slot_limit
-from phasewise.analyzer.scene import LIVE_NS, STALE_NS, Replica, Scene
+from phasewise.analyzer.replicas import LIVE_NS, Replica
+from phasewise.analyzer.scene import STALE_NS, Scene
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def _of_replica(replica: Replica, scene: Scene) -> InFlight | None:
     live = "scrape" in frame["source"].fill_null("").unique().to_list()
     if live and min(scene.now_unix_ns, scene.window.to_unix_ns) - newest > STALE_NS:
         return None
-    origin = end - LIVE_NS
+    # Without a single span the samples are all there is of the window, not only of its end.
+    origin = end - LIVE_NS if len(scene.requests) else max(end - LIVE_NS * 60, scene.window.from_unix_ns)
     whole = read_samples(frame.filter(frame["unix_ns"] <= end), origin)
     if not len(whole) or whole.time[-1] < 0:
         return None
@@ -106,7 +108,7 @@ def _of_replica(replica: Replica, scene: Scene) -> InFlight | None:
 
 def _running(replica: Replica, scene: Scene, origin_unix_ns: int) -> Steps | None:
     """Running sequences as the spans of finished requests tell: how many ran at once at some time before."""
-    rows = scene.requests.filter(pl.col("instance") == replica.instance)
+    rows = replica.own(scene.requests)
     if rows.is_empty():
         return None
     start, end = (

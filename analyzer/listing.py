@@ -18,7 +18,7 @@ from phasewise.rules.errors import InputError
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
 if TYPE_CHECKING:
-    from phasewise.analyzer.scene import Reader
+    from phasewise.analyzer.replicas import Reader
 
 MOST_ROWS = 1_000
 SORT_KEYS: Mapping[str, str] = MappingProxyType(

@@ -38,8 +38,9 @@ EFFORT_WEIGHT: Mapping[str, float] = {"setting": 1.0, "change": 1.3, "hardware":
 UNKNOWN_WEIGHT = 0.7  # per condition whose signal is unknown
 # Where no shares are known: a nominal ceiling, for the order alone; never shown.
 NOMINAL_CAUSE, NOMINAL_CLASS = 0.3, 0.1
-# Part of a ceiling that trials of such changes reach: our estimate, and labelled so wherever it is shown.
-EXPECTED_LOW, EXPECTED_HIGH = 0.3, 0.9
+# Part of a ceiling that trials of such changes reach: our estimate, and labelled so wherever it is shown. The low end is
+# that of a change that is sure to deliver, times the technique's likelihood and what unknown conditions leave of it.
+EXPECTED_LOW, EXPECTED_HIGH = 0.5, 0.9
 LEDGER_LIMIT = 8
 OVERLOAD: frozenset[str] = frozenset({"queueing", "kv"})
 
@@ -225,8 +226,9 @@ def _recommendation(assessment: Assessment, situation: Situation) -> dict[str, o
     technique = assessment.technique
     flags = flags_for(technique, situation.engine, situation.engine_version)
     total = None if assessment.direct is None else min(1.0, assessment.direct + (assessment.induced or 0.0))
+    sure = technique.likelihood * UNKNOWN_WEIGHT ** len(assessment.unknown)
     expected = {
-        "low": None if total is None else _rounded(EXPECTED_LOW * total),
+        "low": None if total is None else _rounded(EXPECTED_LOW * sure * total),
         "high": None if total is None else _rounded(EXPECTED_HIGH * total),
         "source": "model estimate",
     }
@@ -310,9 +312,14 @@ def _refusal(assessment: Assessment, situation: Situation) -> dict[str, object]:
         reason, number = "it is in force already", None
     elif assessment.outcome == "refused" and against is not None:
         reason, number, starts = against.reason, against.observed, against.condition.starts_to_help_at
+    elif assessment.acts_on_cause:
+        reason, number = _too_little(assessment)
+        starts = f"when it could take {100 * LEAST_CEILING:.2g} % of the affected time or more"
     else:
         reason, number = _not_acting(assessment, situation)
-        starts = f"when {' or '.join(technique.acts_on[:3])} holds the largest part of the time"
+        held = sorted(technique.acts_on, key=lambda cause: -situation.shares.get(cause, 0.0))
+        others = [cause for cause in held if cause != situation.cause]
+        starts = f"when {' or '.join(others[:3])} is what makes requests slow" if others else None
     return {
         "technique": technique.id,
         "title": technique.title,
@@ -320,6 +327,12 @@ def _refusal(assessment: Assessment, situation: Situation) -> dict[str, object]:
         "number": _rounded(number) if isinstance(number, float) else number,
         "starts_to_help_at": starts,
     }
+
+
+def _too_little(assessment: Assessment) -> tuple[str, float | None]:
+    """Why a technique that acts on what was found is not worth a trial: its ceiling, never the share it acts on."""
+    total = (assessment.direct or 0.0) + (assessment.induced or 0.0)
+    return f"it acts on what was found, but could take at most {100 * total:.2g} % of the affected time", total
 
 
 def _not_acting(assessment: Assessment, situation: Situation) -> tuple[str, float | None]:

@@ -27,7 +27,7 @@ from phasewise.collector.records import Request, columns
 from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, cause_column
 
 if TYPE_CHECKING:
-    from phasewise.analyzer.scene import Reader
+    from phasewise.analyzer.replicas import Reader
 
 PERCENTILES = (0.5, 0.95, 0.99)
 _IBIS = {int: "int64", float: "float64", str: "string", bool: "boolean", bytes: "binary"}

@@ -24,8 +24,9 @@ from phasewise.analyzer.inflight import InFlight, in_flight
 from phasewise.analyzer.machine import machine, typical_model
 from phasewise.analyzer.matching import Situation, match
 from phasewise.analyzer.missing import missing_signals
+from phasewise.analyzer.replicas import Reader
 from phasewise.analyzer.rooflines import judge_phases, judgement_json
-from phasewise.analyzer.scene import Reader, Scene, read_scene
+from phasewise.analyzer.scene import Scene, read_scene
 from phasewise.analyzer.signals import merged_settings, window_signals
 from phasewise.analyzer.statistics import floats, rounded, summary
 from phasewise.analyzer.window import Filter, Objective, Window
@@ -35,6 +36,7 @@ from phasewise.rules.load import Rulebook
 from phasewise.rules.vocabulary import CAUSES
 
 EXAMPLES = 5
+SLOWER_RATIO = 1.5  # over a matched baseline: worth a word, whatever the status
 _ENGINE_COLUMNS = {
     "ttft": "ttft_s", "queue": "queue_s", "context": "context_s", "prefill": "prefill_s", "decode": "decode_s",
     "e2e": "e2e_s", "tpot": "tpot_s",
@@ -63,6 +65,7 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
     shares = _judged_shares(first, flight)
     evidence = gather(signals, shares, flight)
     finding = weighed(first, evidence)
+    signals["objective_metric"] = finding.objective.metric if finding.objective and finding.over_limit else None
     signals |= {"status": finding.status, "primary": finding.primary, "cause": finding.cause}
     settings = merged_settings(scene.replicas)
     engine = next((replica.engine for replica in scene.replicas if replica.engine), None)
@@ -140,7 +143,7 @@ def _unattributed(scene: Scene) -> int:
 def _judged_shares(finding: Finding, flight: InFlight) -> dict[str, float]:
     """Shares of the seconds the verdict is about: of the affected requests, or, live, of the requests in flight."""
     if not finding.live or flight.total_s <= 0:
-        return shares_of(seconds_by_cause(finding.affected))
+        return shares_of(finding.seconds)
     waiting = {cause: seconds / flight.total_s for cause, seconds in flight.waiting_s.items() if seconds > 0}
     rest = 1.0 - sum(waiting.values())
     waiting["unexplained"] = waiting.get("unexplained", 0.0) + max(rest, 0.0)
@@ -330,10 +333,25 @@ def _phase_shares(scene: Scene) -> dict[str, float | None]:
     return found
 
 
+def _slower_than_before(scene: Scene, finding: Finding) -> list[tuple[str, float, float]]:
+    """Figures of the affected requests at least one and a half times those of a baseline of the same shapes."""
+    found = []
+    for name, column in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s")):
+        before, matched = shape_matched(finding.affected, scene.before, column)
+        now = finding.affected[column].median() if len(finding.affected) else None
+        if matched and before and isinstance(now, float) and now >= SLOWER_RATIO * before:
+            found.append((name, now, before))
+    return found
+
+
 def _notes(scene: Scene, finding: Finding, flight: InFlight) -> list[str]:
     notes = [finding.reason]
     if waiting := _unattributed(scene):
         notes.append(f"{waiting} requests are not attributed yet; the verdict rests on the others")
+    notes += [
+        f"{name} is {now / before:.1f} times that of the same shapes before ({before:.3g} s)"
+        for name, now, before in _slower_than_before(scene, finding)
+    ]
     if flight.open:
         notes.append(f"{flight.open} requests still open: their spans come when they end")
     if scene.unjoined:

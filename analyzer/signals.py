@@ -11,8 +11,9 @@ from phasewise.analyzer.attribution import read_samples
 from phasewise.analyzer.intervals import level
 from phasewise.analyzer.machine import Machine, machine, typical_model
 from phasewise.analyzer.queueing import slot_limit
+from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.rooflines import judge_phases
-from phasewise.analyzer.scene import Replica, Scene
+from phasewise.analyzer.scene import Scene
 from phasewise.analyzer.statistics import floats, percentile
 from phasewise.collector.context import Setting
 from phasewise.rules.counting import kv_bytes_per_token
@@ -109,7 +110,7 @@ def _all_samples(scene: Scene, column: str) -> np.ndarray[tuple[int], np.dtype[n
 
 def busy_span(scene: Scene, replica: Replica) -> tuple[int, int]:
     """First arrival to last end of the replica's requests in the window; without requests the window itself."""
-    rows = scene.requests.filter(pl.col("instance") == replica.instance)
+    rows = replica.own(scene.requests)
     low, high = scene.window.from_unix_ns, min(scene.window.to_unix_ns, 2**62)
     first, last = rows["arrival_unix_ns"].min(), rows["finished_unix_ns"].max()
     if isinstance(first, int) and isinstance(last, int):
@@ -132,7 +133,7 @@ def _slots(scene: Scene) -> dict[str, Value]:
             found[f"{name}_mean"], found[f"{name}_max"] = float(values.mean()), float(values.max())
     limits, full, used = [], [], []
     for replica in scene.replicas:
-        rows = scene.requests.filter(pl.col("instance") == replica.instance)
+        rows = replica.own(scene.requests)
         origin = scene.window.from_unix_ns
         samples = read_samples(replica.samples, origin)
         busy = level(*(((rows[c] - origin) / 1e9).cast(pl.Float64).fill_null(float("nan")).to_numpy() for c in ("scheduled_unix_ns", "finished_unix_ns")))  # fmt: skip
@@ -235,6 +236,9 @@ def _phases(rows: pl.DataFrame, affected: pl.DataFrame) -> dict[str, Value]:
         for name in ("queue", "prefill", "decode"):
             values = floats(affected, f"{name}_s")
             found[f"{name}_ratio"] = float(np.nansum(values)) / total if np.isfinite(values).any() else None
+        before = floats(affected, "queued_unix_ns") - floats(affected, "arrival_unix_ns")
+        first = float(np.nansum(floats(affected, "ttft_s")))
+        found["frontend_ratio"] = float(np.nansum(np.clip(before, 0.0, None))) / 1e9 / first if first > 0 else None
         found["interference_ratio"] = float(affected[cause_column("interference")].sum() or 0.0) / total
         batch = floats(rows, "decode_batch_mean")
         found["decode_batch_mean"] = float(np.nanmean(batch)) if np.isfinite(batch).any() else None

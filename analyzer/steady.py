@@ -70,6 +70,9 @@ def decode_split(context: Context, number: Mapping[str, Floats], running: Steps,
     batch = np.maximum(np.nan_to_num(batch, nan=1.0), 1.0)
     tokens = np.nan_to_num(number["input_tokens"]) + np.nan_to_num(number["output_tokens"]) / 2
     lowest, highest = ridges(rulebook, built.dtype)
+    if not context.instance:
+        # Calls that only a client saw: what ran them, beside what, is not known.
+        lowest, highest = 0.0, float("inf")
     return _count(built, batch, tokens, lowest, highest)
 
 

@@ -9,6 +9,8 @@ from phasewise.analyzer.inflight import InFlight
 from phasewise.analyzer.scene import Scene
 from phasewise.rules.vocabulary import CLASS_OF_CAUSE
 
+ENDS_NOW_NS = 120 * 10**9  # a window that ends within two minutes of the clock is about now
+
 PLAIN = {
     "queue.slots": "wait for a free slot in the batch",
     "queue.capacity": "wait because the engine is at its capacity",
@@ -24,7 +26,7 @@ PLAIN = {
     "kv.load": "load their KV cache from another tier",
     "prefill.compute": "compute their own prompts",
     "prefill.attention_io": "move attention data during prefill",
-    "interference": "stand still while others' prompts are prefilled",
+    "interference": "are slowed down while others' prompts are prefilled",
     "decode.weights": "decode at the speed at which weights are read",
     "decode.kv": "decode at the speed at which the KV cache is read",
     "decode.compute": "decode at the device's compute limit",
@@ -42,21 +44,28 @@ PLAIN = {
 def headline(scene: Scene, finding: Finding, flight: InFlight) -> str:
     """One sentence in plain words."""
     if finding.status == "unknown":
-        return f"Not enough evidence: {finding.reason}."
+        strange = f"; {scene.unmapped_spans} spans came that no engine profile knows" if scene.unmapped_spans else ""
+        return f"Not enough evidence: {finding.reason}{strange}."
     if finding.live:
         cause = PLAIN.get(finding.cause or "", "wait, for a reason the samples do not tell")
-        return f"Slow now: of {flight.open} requests in flight, most {cause}."
+        if not flight.open:
+            return f"Slow, by engine metrics alone: requests {cause}."
+        now = scene.newest_unix_ns is not None and scene.window.to_unix_ns >= scene.now_unix_ns - ENDS_NOW_NS
+        return f"Slow{' now' if now else ''}: of {flight.open} requests in flight, most {cause}."
     if finding.primary == "inconclusive":
         word = "Slow" if finding.status == "slow" else "Healthy"
         return f"{word}, but no single cause stands out: {finding.reason}."
-    share = shares_of(seconds_by_cause(finding.affected if finding.status == "slow" else scene.requests))
+    share = shares_of(finding.seconds if finding.status == "slow" else seconds_by_cause(scene.requests))
     held = sum(value for cause, value in share.items() if CLASS_OF_CAUSE[cause] == finding.primary)
     part = share.get(finding.cause or "", 0.0)
     what = PLAIN[finding.cause or ""]
     whole = f", {held:.0%} with all of {finding.primary}" if held - part > 0.05 else ""
+    named = any("accelerator" in replica.settings for replica in scene.replicas)
+    unsure = (finding.cause or "").startswith("decode.") and not named
+    caveat = " The accelerator is not named, so time on the host is not ruled out." if unsure else ""
     if finding.status == "healthy":
-        return f"Healthy: requests mostly {what} ({part:.0%} of their time{whole})."
-    return f"Slow: affected requests {what} for {part:.0%} of their time{whole}."
+        return f"Healthy: requests mostly {what} ({part:.0%} of their time{whole}).{caveat}"
+    return f"Slow: affected requests {what} for {part:.0%} of their time{whole}.{caveat}"
 
 
 def request_sentence(row: Mapping[str, object], partition: Mapping[str, object]) -> str:

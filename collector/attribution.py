@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -27,8 +27,11 @@ _KEPT_BY_WRITER = ("request_key", "revision", "final")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Rows around some targets of one instance; fresh: keys of those that are not in the store as they are here."""
+    """Rows around some targets of one instance, from `start_unix_ns` to `end_unix_ns`; fresh: keys of those that are not in the
+    store as they are here."""
 
+    start_unix_ns: int
+    end_unix_ns: int
     rows: pl.DataFrame
     fresh: pl.DataFrame
     samples: pl.DataFrame
@@ -42,12 +45,13 @@ def load_scope(
     targets: pl.DataFrame,
     fresh: pl.DataFrame,
     final: bool,
+    peers_fresh: pl.DataFrame,
 ) -> Scope:
-    """Rows of the hours the targets finish in and the hour before, and those that overlap a target; the joined samples and
-    steps of that time.
+    """Rows of the replica (the instance and its peers) in the hours the targets finish in and the hour before, and those that
+    overlap a target; the joined samples and steps of that time.
 
-    targets: arrival_unix_ns, finished_unix_ns of the rows to attribute; fresh: rows not yet in the store; final: the rows
-    become final by this.
+    targets: arrival_unix_ns, finished_unix_ns of the rows to attribute; fresh, peers_fresh: rows not yet in the store;
+    final: the rows become final by this.
     """
     arrival, first, last = (
         int(targets["arrival_unix_ns"].min() or 0),  # type: ignore[arg-type]
@@ -57,49 +61,56 @@ def load_scope(
     start = (first // HOUR_NS - 1) * HOUR_NS
     end = (last // HOUR_NS + 1) * HOUR_NS
     limit = FINAL_ROWS_LIMIT if final else ROWS_LIMIT
-    count = _count(transaction, instance, start, end)
+    peers = registry.peers(instance) if instance else [instance]
+    named = f"coalesce(instance, '') IN ({', '.join('?' for _ in peers)})"
+    count = _count(transaction, named, peers, start, end)
     if count > limit:
         room = max(LEAST_NS, (end - start) * limit // count // 2)
         start, end = max(start, min(arrival, first) - room), min(end, last + room)
     stored = transaction.query(
-        "SELECT * FROM requests WHERE coalesce(instance, '') = ? AND ((finished_unix_ns >= ? AND finished_unix_ns < ?) "
+        f"SELECT * FROM requests WHERE {named} AND ((finished_unix_ns >= ? AND finished_unix_ns < ?) "
         "OR (finished_unix_ns >= ? AND arrival_unix_ns <= ?))",
-        [instance, start, end, arrival, last],
+        [*peers, start, end, arrival, last],
     )
-    rows = typed(stored).join(fresh.select("request_key"), on="request_key", how="anti")
-    rows = pl.concat([rows, fresh]).sort("arrival_unix_ns", "request_key")
-    names = registry.sample_names(instance) if instance else []
+    unstored = pl.concat([fresh, peers_fresh])
+    rows = typed(stored).join(unstored.select("request_key"), on="request_key", how="anti")
+    rows = pl.concat([rows, unstored]).sort("arrival_unix_ns", "request_key")
+    low, high = min(start, arrival) - SAMPLE_SLACK_NS, end + SAMPLE_SLACK_NS
+    ranges = registry.sample_ranges(instance) if instance else []
+    samples = [
+        (one.scrape, max(one.from_unix_ns, low), min(one.to_unix_ns, high))
+        for one in ranges
+        if one.from_unix_ns <= high and one.to_unix_ns >= low
+    ]
+    steps = [(name, low, high) for name in peers if name]
     return Scope(
+        low,
+        high,
         rows,
         fresh.select("request_key"),
-        _between(transaction, "engine_samples", "unix_ns", names, min(start, arrival), end, SAMPLE_SCHEMA),
-        _between(transaction, "engine_steps", "start_unix_ns", names, min(start, arrival), end, STEP_SCHEMA),
+        _between(transaction, "engine_samples", "unix_ns", samples, SAMPLE_SCHEMA),
+        _between(transaction, "engine_steps", "start_unix_ns", steps, STEP_SCHEMA),
     )
 
 
-def _count(transaction: Transaction, instance: str, start: int, end: int) -> int:
+def _count(transaction: Transaction, named: str, peers: Sequence[str], start: int, end: int) -> int:
     counted = transaction.query(
-        "SELECT count(*) AS n FROM requests WHERE coalesce(instance, '') = ? AND finished_unix_ns >= ? AND finished_unix_ns < ?",
-        [instance, start, end],
+        f"SELECT count(*) AS n FROM requests WHERE {named} AND finished_unix_ns >= ? AND finished_unix_ns < ?",
+        [*peers, start, end],
     )
     return int(counted["n"].item())
 
 
 def _between(
-    transaction: Transaction,
-    table: str,
-    column: str,
-    names: list[str],
-    start: int,
-    end: int,
-    schema: Schema,
+    transaction: Transaction, table: str, column: str, ranges: Sequence[tuple[str, int, int]], schema: Schema
 ) -> pl.DataFrame:
-    if not names:
+    """Rows of some instances, each in its own time (both ends included)."""
+    if not ranges:
         return pl.DataFrame(schema=schema)
-    marks = ", ".join("?" for _ in names)
+    one = f"(instance = ? AND {column} BETWEEN ? AND ?)"
     found = transaction.query(
-        f"SELECT * FROM {table} WHERE instance IN ({marks}) AND {column} >= ? AND {column} < ? ORDER BY {column}",
-        [*names, start - SAMPLE_SLACK_NS, end + SAMPLE_SLACK_NS],
+        f"SELECT * FROM {table} WHERE {' OR '.join(one for _ in ranges)} ORDER BY {column}",
+        [value for named in ranges for value in named],
     )
     return found.select(pl.col(name).cast(kind) for name, kind in schema.items())
 
@@ -125,7 +136,7 @@ def attributed(
         samples=scope.samples,
         steps=scope.steps,
         targets=frozenset(keys),
-        settings=registry.settings(instance) if instance else {},
+        settings=registry.settings(instance, scope.start_unix_ns, scope.end_unix_ns) if instance else {},
     )
     answer = attribute(context)
     old = scope.rows.filter(pl.col("request_key").is_in(list(keys)))

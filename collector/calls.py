@@ -19,7 +19,8 @@ from phasewise.rules.engine_profile import EngineProfile
 HOUR_NS = 3600 * 10**9
 SPAN = ["trace_id", "span_id"]
 NODE = ["trace_id", "node"]
-_KEEP = ("role", "profile", "name", "start_unix_ns", "end_unix_ns", "status_code")
+SKEW_NS = 1_000_000
+_KEEP = ("host", "role", "profile", "name", "start_unix_ns", "end_unix_ns", "status_code")
 # What a client's own span tells of the call, where the engine's span says nothing.
 _FROM_CLIENT = ("client_request_id", "model", "finish_reason", "input_tokens", "output_tokens", "cached_tokens")
 _ABORTED = "(?i)cancel|abort|disconnect|timeout|timed out"
@@ -53,6 +54,7 @@ def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame)
     engine_chain = chain.join(calls.rename({"span_id": "node"}), on=NODE, how="inner")
     single = _single_call_boundaries(engine_chain)
     rows = with_flag(engine_rows, stale, "wrong_parent")
+    rows = with_flag(rows, _skewed(chain, spans), "clock_skew")
     rows = _with_entry(rows, single)
     rows, superseded = _with_client(profiles, rows, single, clients)
     rows = pl.concat([rows, _lonely_clients(profiles, clients, chain, engine_chain)])
@@ -85,6 +87,16 @@ def _chain(nodes: pl.DataFrame, spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.D
     return kept.drop("_own_start", "_cut"), cut
 
 
+def _skewed(chain: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Spans that start before their parent on another host: two clocks. Nothing is shifted, and no time of one is subtracted
+    from one of the other; who compares the raw times is warned."""
+    own = spans.select("trace_id", pl.col("span_id").alias("node"), "host", "start_unix_ns")
+    pairs = chain.filter(pl.col("depth") == 1).join(own, on=NODE, how="inner", suffix="_own")
+    elsewhere = pl.col("host").ne_missing(pl.col("host_own"))
+    early = pl.col("start_unix_ns_own") < pl.col("start_unix_ns") - SKEW_NS
+    return pairs.filter(elsewhere & early).select("trace_id", pl.col("node").alias("span_id"))
+
+
 def _single_call_boundaries(engine_chain: pl.DataFrame) -> pl.DataFrame:
     """Boundary ancestors with exactly one call below."""
     calls_below = pl.col("call_key").n_unique().over(SPAN)
@@ -96,6 +108,7 @@ def _with_entry(rows: pl.DataFrame, single: pl.DataFrame) -> pl.DataFrame:
         single.sort("depth", descending=True)
         .group_by(NODE, maintain_order=True)
         .agg(((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first().cast(pl.Float64) / 1e9).alias("_entry_s"))
+        .with_columns(pl.when(pl.col("_entry_s") >= 0).then("_entry_s").alias("_entry_s"))
     )
     joined = rows.join(outermost, left_on=SPAN, right_on=NODE, how="left", maintain_order="left")
     return joined.with_columns(pl.coalesce("_entry_s", "entry_e2e_s").alias("entry_e2e_s")).drop("_entry_s")

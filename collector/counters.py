@@ -17,6 +17,7 @@ class Counters:
             (str(n), str(label or "")): int(v) for n, label, v in rows.select("name", "label", "value").iter_rows()
         }
         self._changed: set[tuple[str, str]] = set()
+        self._committed = dict(self._values)
 
     def add(self, name: str, count: int, label: str = "") -> None:
         if not count:
@@ -51,4 +52,13 @@ class Counters:
             changed=frame,
         )
         transaction.insert("counters", frame)
+        self._changed.clear()
+
+    def commit(self) -> None:
+        """What was stored is committed."""
+        self._committed = dict(self._values)
+
+    def roll_back(self) -> None:
+        """What was counted since the last commit was undone with its rows."""
+        self._values = dict(self._committed)
         self._changed.clear()

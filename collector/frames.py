@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import polars as pl
 import pyarrow as pa
 
 from phasewise.collector.exposition import SAMPLE_SCHEMA, Exposition
+
+SeenSettings = tuple[str, int, Mapping[str, object]]  # name of a scrape, Unix nanoseconds, setting -> value
 
 
 def frame_of(rows: pa.Table | pl.DataFrame) -> pl.DataFrame:
@@ -21,8 +23,8 @@ def frame_of(rows: pa.Table | pl.DataFrame) -> pl.DataFrame:
 
 def samples_frame(
     samples: pa.Table | pl.DataFrame | Iterable[Exposition],
-) -> tuple[pl.DataFrame, list[tuple[str, dict[str, object]]]]:
-    """Samples as one frame (SAMPLE_SCHEMA), and the settings that came with them, by instance."""
+) -> tuple[pl.DataFrame, list[SeenSettings]]:
+    """Samples as one frame (SAMPLE_SCHEMA), and the settings that came with them."""
     if isinstance(samples, pa.Table | pl.DataFrame):
         frame = frame_of(samples)
         missing = [
@@ -33,7 +35,11 @@ def samples_frame(
     found = list(samples)
     if not found:
         return pl.DataFrame(schema=SAMPLE_SCHEMA), []
-    settings: dict[str, dict[str, object]] = {}
+    settings: list[SeenSettings] = []
+    latest: dict[str, Mapping[str, object]] = {}
     for one in found:
-        settings.setdefault(str(one.samples["instance"][0]), {}).update(one.settings)
-    return pl.concat([one.samples for one in found]), list(settings.items())
+        name = str(one.samples["instance"][0])
+        if one.settings and latest.get(name) != one.settings:  # most scrapes show what the one before showed
+            settings.append((name, int(one.samples["unix_ns"][0]), one.settings))
+            latest[name] = one.settings
+    return pl.concat([one.samples for one in found]), settings

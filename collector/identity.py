@@ -14,8 +14,10 @@ SCHEMA = {
     "service": pl.String,
     "service_version": pl.String,
     "dataset": pl.String,
+    "host": pl.String,
 }
 DATASET = "phasewise.dataset"  # resource attribute of a replayed recording: its rows are never taken for live traffic
+HOSTS = ("host.id", "host.name", "k8s.node.name", "k8s.pod.name")
 
 
 def instance_of(resource: str) -> str:
@@ -37,7 +39,7 @@ def instance_of(resource: str) -> str:
 
 
 def identities(resources: pl.Series) -> pl.DataFrame:
-    """One row a distinct resource text: instance, service, service_version, dataset."""
+    """One row a distinct resource text: instance, service, service_version, dataset, host (whose clock it is)."""
     rows = []
     for resource in resources.unique():
         facts = json.loads(resource)
@@ -50,6 +52,7 @@ def identities(resources: pl.Series) -> pl.DataFrame:
                 None if service is None else str(service),
                 None if version is None else str(version),
                 None if dataset is None else str(dataset),
+                next((str(facts[name]) for name in HOSTS if facts.get(name)), None),
             )
         )
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")

@@ -29,11 +29,12 @@ from phasewise.collector.redact import RedactionPolicy, redact_metrics, redact_s
 from phasewise.collector.scan import scan_traces
 from phasewise.collector.wire import Malformed, TooLarge, groups
 
+Encoding = Literal["identity", "gzip", "deflate"]
 Status = Literal["ok", "malformed", "too_large", "refused", "internal"]
 _WORKERS = 2  # scanning holds the interpreter lock: more threads would only hold more memory
 _INFLATE_STEP_BYTES = 1 << 18
 _INFLATE_AT_ONCE_BYTES = 4 << 20
-_GZIP = 31  # zlib's number for: gzip framing, largest window
+_WBITS: Mapping[Encoding, int] = {"gzip": 31, "deflate": 15}  # zlib's numbers for the framing, largest window
 _WARN_EVERY_S = 60.0
 _WARNED_PEERS = 1024
 log = logging.getLogger("phasewise.receive")
@@ -46,7 +47,7 @@ class Body:
     signal: Signal
     data: bytes
     json: bool = False
-    gzip: bool = False
+    encoding: Encoding = "identity"
     peer: str = ""
 
 
@@ -164,7 +165,9 @@ class Intake:
         return self._stored(prepared, body.peer)
 
     def _prepare(self, body: Body) -> _Prepared | Reply:
-        data = inflated(body.data, self.limits.request_bytes) if body.gzip else body.data
+        data = body.data
+        if body.encoding != "identity":
+            data = inflated(data, self.limits.request_bytes, body.encoding)
         if body.json:
             if len(data) > self.limits.json_bytes:
                 raise TooLarge(f"OTLP/JSON may have {self.limits.json_bytes:,} bytes, protobuf more")
@@ -221,14 +224,14 @@ class Intake:
         return Reply("internal", message=f"internal error {identifier}; please report it with the log around that id")
 
 
-def inflated(data: bytes, limit_bytes: int) -> bytes:
-    """gzip content, of one or more members. Raises TooLarge as soon as it would grow over the limit, and Malformed.
+def inflated(data: bytes, limit_bytes: int, encoding: Encoding = "gzip") -> bytes:
+    """gzip or zlib ("deflate") content, of one or more members. Raises TooLarge as soon as it would grow over the limit, and Malformed.
 
     Beyond a few MiB it is first only measured, so that what is over the limit never lies in memory, then inflated into place.
     """
     parts: list[bytes] = []
     total = members = 0
-    for part, ended in _inflating(data, limit_bytes):
+    for part, ended in _inflating(data, limit_bytes, encoding):
         total += len(part)
         members += ended
         if total <= _INFLATE_AT_ONCE_BYTES:
@@ -236,24 +239,24 @@ def inflated(data: bytes, limit_bytes: int) -> bytes:
     if total <= _INFLATE_AT_ONCE_BYTES:
         return b"".join(parts)
     if members == 1:
-        return zlib.decompress(data, wbits=_GZIP, bufsize=total)
-    return b"".join(part for part, _ in _inflating(data, limit_bytes))
+        return zlib.decompress(data, wbits=_WBITS[encoding], bufsize=total)
+    return b"".join(part for part, _ in _inflating(data, limit_bytes, encoding))
 
 
-def _inflating(data: bytes, limit_bytes: int) -> Iterator[tuple[bytes, bool]]:
+def _inflating(data: bytes, limit_bytes: int, encoding: Encoding) -> Iterator[tuple[bytes, bool]]:
     """Parts of the content, and whether a member ended with them."""
     total = 0
     rest = data
     while rest:
-        stream = zlib.decompressobj(wbits=_GZIP)
+        stream = zlib.decompressobj(wbits=_WBITS[encoding])
         while not stream.eof:
             try:
                 part = stream.decompress(rest, _INFLATE_STEP_BYTES)
             except zlib.error as error:
-                raise Malformed(f"its gzip is damaged: {error}") from None
+                raise Malformed(f"its {encoding} is damaged: {error}") from None
             rest = stream.unconsumed_tail
             if not part and not rest and not stream.eof:
-                raise Malformed("its gzip is cut off")
+                raise Malformed(f"its {encoding} is cut off")
             total += len(part)
             if total > limit_bytes:
                 raise TooLarge(f"it has over {limit_bytes:,} bytes after decompression")

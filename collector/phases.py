@@ -20,6 +20,11 @@ from phasewise.rules.engine_profile import EngineProfile, dependencies
 SENTINEL_S = -1.0
 CLAMP_S = 0.002  # two clocks disagree by that much: still zero
 LONGEST_S = 86_400.0
+BEYOND_S, BEYOND_RATIO = (
+    0.002,
+    0.01,
+)  # the larger: nothing inside a request lasts longer than the request by more than that
+MOMENTS = ("queued_unix_ns", "scheduled_unix_ns", "first_token_unix_ns")
 PHASES = ("queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "combined_s")
 GROUP = ["trace_id", "root"]
 
@@ -53,6 +58,36 @@ def _judge(frame: pl.DataFrame, name: str, field: str = "") -> pl.DataFrame:
         .with_columns(cleaned.alias(name))
         .drop("_flag")
     )
+
+
+def limit_s(e2e: pl.Expr) -> pl.Expr:
+    """How long a part of a request that takes `e2e` seconds can be."""
+    return e2e + pl.max_horizontal(pl.lit(BEYOND_S), e2e * BEYOND_RATIO)
+
+
+def bounded(frame: pl.DataFrame, name: str, field: str = "") -> pl.DataFrame:
+    """A duration that ends after its request is a contradiction: null, with flag x_beyond_end."""
+    beyond = (pl.col(name) > limit_s(pl.col("e2e_s"))).fill_null(False)
+    if not frame.select(beyond.any()).item():
+        return frame
+    short = (field or name).removeprefix("own_").removesuffix("_s")
+    frame = flagged(frame.with_columns(beyond.alias("_beyond")), pl.when("_beyond").then(pl.lit(f"{short}_beyond_end")))
+    return frame.with_columns(pl.when(~pl.col("_beyond")).then(pl.col(name)).alias(name)).drop("_beyond")
+
+
+def told_within(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of clients' own records (columns of `requests`) without a TTFT that lies after the end of its call."""
+    for ttft, e2e in (("entry_ttft_s", "entry_e2e_s"), ("ttft_s", "e2e_s")):
+        beyond = (pl.col(ttft) > limit_s(pl.col(e2e))).fill_null(False)
+        longer = pl.coalesce(
+            pl.col("quality").str.strip_suffix("]") + ',"ttft_beyond_end"]', pl.lit('["ttft_beyond_end"]')
+        )
+        told = pl.col("quality").fill_null("").str.contains("ttft_beyond_end", literal=True)
+        rows = rows.with_columns(
+            pl.when(beyond).then(None).otherwise(ttft).alias(ttft),
+            pl.when(beyond & ~told).then(longer).otherwise("quality").alias("quality"),
+        )
+    return rows
 
 
 def flagged(frame: pl.DataFrame, flag: pl.Expr) -> pl.DataFrame:
@@ -115,6 +150,8 @@ def settled(frame: pl.DataFrame, profile: EngineProfile) -> pl.DataFrame:
     Needs columns: the profile's times (already judged), `_slice:x`, arrival_unix_ns, e2e_s, output_tokens, `_flags`.
     """
     frame = _sources(frame, profile)
+    for name in sorted({*profile.times, *profile.slices} - {"e2e_s"}):
+        frame = bounded(frame, name)
     for name in TopologicalSorter(dependencies(profile)).static_order():
         if name in profile.moments:
             moment = profile.moments[name]
@@ -175,6 +212,8 @@ def _derived(frame: pl.DataFrame, step: Derivation) -> pl.DataFrame:
         tests.append((left - right).abs() <= tolerance)
     allowed = reduce(and_, tests)
     frame = _judge(frame.with_columns(pl.when(allowed).then(value).alias("_new_s")), "_new_s", step.field)
+    if step.field != "e2e_s":
+        frame = bounded(frame, "_new_s", step.field)
     new = pl.col("_new_s").is_not_null()
     additions = [
         pl.coalesce("_new_s", step.field).alias(step.field),
@@ -203,7 +242,11 @@ def _moment(moment: Moment) -> pl.Expr:
 
 
 def completed(frame: pl.DataFrame) -> pl.DataFrame:
-    """tpot_s, residual_s, quality and provenance out of the working columns."""
+    """tpot_s, residual_s, quality and provenance out of the working columns; moments after the end are unknown."""
+    end = pl.col("arrival_unix_ns") + (limit_s(pl.col("e2e_s")) * 1e9).round().cast(pl.Int64)
+    late = {name: (pl.col(name) > end).fill_null(False) for name in MOMENTS}
+    frame = flagged(frame, pl.when(pl.any_horizontal(*late.values())).then(pl.lit("moment_beyond_end")))
+    frame = frame.with_columns(pl.when(~beyond).then(pl.col(name)).alias(name) for name, beyond in late.items())
     present = [name for name in PHASES if name in frame.columns]
     any_known = reduce(or_, (pl.col(name).is_not_null() for name in present), pl.lit(False))
     explained = pl.sum_horizontal(present) if present else pl.lit(0.0)

@@ -91,6 +91,8 @@ def _condition(detector: Detector) -> pl.Expr:
         tests.append(reduce(or_, (_equals(key, value) for value in values)))
     for key, values in detector.attributes_contain.items():
         tests.append(reduce(or_, (_contains(key, value) for value in values)))
+    if detector.dropped:
+        tests.append(pl.col("dropped") > 0)
     return reduce(and_, tests)
 
 

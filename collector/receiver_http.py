@@ -24,12 +24,18 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from phasewise.collector.intake import Body, Intake, Reply
+from phasewise.collector.intake import Body, Encoding, Intake, Reply
 from phasewise.collector.limits import IntakeLimits
 from phasewise.collector.otlp_json import Signal
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _PATHS: dict[str, Signal] = {"/v1/traces": "traces", "/v1/metrics": "metrics", "/v1/logs": "logs"}
+_ENCODINGS: Mapping[str, Encoding] = {
+    "": "identity",
+    "identity": "identity",
+    "gzip": "gzip",
+    "deflate": "deflate",
+}
 _RPC_CODES = {400: 3, 404: 12, 405: 12, 408: 4, 413: 8, 415: 3, 500: 13, 503: 14}  # google.rpc.Code
 _BACKLOG = 1024
 # Through importlib, since parts of it have no types: a socket holder is made of (descriptor, is a Unix socket, backlog).
@@ -91,9 +97,9 @@ class HttpFront:
         held = _Held(self._intake)
         try:
             signal = _signal(scope)
-            _check_encodings(headers)
+            encoding = _encoding(headers)
             data = await self._read_body(headers, receive, held)
-            body = Body(signal, data, answer_in == JSON, headers.get("content-encoding") == "gzip", _peer(scope))
+            body = Body(signal, data, answer_in == JSON, encoding, _peer(scope))
             del data
             reply = await self._intake.take(body)
             await _respond(send, *_answer(signal, reply), answer_in)
@@ -220,13 +226,15 @@ def _signal(scope: Mapping[str, Any]) -> Signal:
     return signal
 
 
-def _check_encodings(headers: Mapping[str, str]) -> None:
+def _encoding(headers: Mapping[str, str]) -> Encoding:
+    """How the body is packed; refuses media and packings that are not known."""
     media = _media_type(headers)
     if media not in (PROTOBUF, JSON):
         raise _Refused(415, "bad_request", f"content-type {media[:60]!r} is not {PROTOBUF} or {JSON}")
-    encoding = headers.get("content-encoding", "identity")
-    if encoding not in ("identity", "gzip", ""):
-        raise _Refused(415, "bad_request", f"content-encoding {encoding[:60]!r} is not gzip or identity")
+    told = headers.get("content-encoding", "").strip().lower()
+    if told not in _ENCODINGS:
+        raise _Refused(415, "bad_request", f"content-encoding {told[:60]!r} is not gzip, deflate or identity")
+    return _ENCODINGS[told]
 
 
 def _too_large(limit: int) -> _Refused:

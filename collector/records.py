@@ -120,9 +120,9 @@ class Turn:
     calls: int
     calls_s: float  # union of its calls
     external_s: float  # union of its tool spans
-    unattributed_s: float
+    unattributed_s: float | None
     ttft_s: float | None  # user-visible: start of the turn to the first token of its last call
-    e2e_s: float
+    e2e_s: float | None  # null where its span ends before it starts
     tenant: str | None = None
 
 
@@ -207,7 +207,11 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One engine replica over time, and the settings seen of it."""
+    """One engine replica over time, and the settings seen of it.
+
+    One row a span instance. A scrape has one a process and span instance it is joined to, from first to last sample of that
+    time: an engine that is restarted under another name answers at the same address.
+    """
 
     instance: str
     engine: str | None = None
@@ -221,7 +225,8 @@ class Instance:
         None  # JSON: name -> {"value": ..., "source": ...}; names as in the summary schema's engine section
     )
     joined_to: str | None = None  # the instance of the other kind that is the same replica
-    joined_by: str | None = None  # resource, only_instance, counters, user
+    joined_by: str | None = None  # resource, only_instance, counters, counters_sum, user
+    process_start_unix_s: float | None = None  # scrape: start of the process that was scraped then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,8 @@ class Refresher:
             work = self._of(str(name))
             kept = work.fresh.join(own.select("request_key"), on="request_key", how="anti")
             work.fresh = pl.concat([kept, own.select(list(FULL_SCHEMA))])
-            self.touch(str(name), _int(own["arrival_unix_ns"].min()), _int(own["finished_unix_ns"].max()))
+            for peer in self._peers(str(name)):
+                self.touch(peer, _int(own["arrival_unix_ns"].min()), _int(own["finished_unix_ns"].max()))
 
     def touch(self, instance: str, low_unix_ns: int, high_unix_ns: int) -> None:
         """Rows of an instance that overlap this time have to be attributed anew."""
@@ -108,11 +109,15 @@ class Refresher:
         """Attribute what is due and write it; the number of rows written."""
         return sum(self._refresh_one(transaction, name, work, now_ns, force) for name, work in list(self._work.items()))
 
+    def _peers(self, instance: str) -> list[str]:
+        """Instances that are one replica with this one, itself included."""
+        return self._registry.peers(instance) if instance else [instance]
+
     def _of(self, instance: str) -> _Work:
         return self._work.setdefault(instance, _Work())
 
     def _refresh_one(self, transaction: Transaction, instance: str, work: _Work, now_ns: int, force: bool) -> int:
-        watermark = self._watermarks.of(instance, now_ns)
+        watermark = min(self._watermarks.of(name, now_ns) for name in self._peers(instance))
         ripe = work.oldest_provisional_unix_ns <= watermark and (force or now_ns - work.finished_ns >= FINAL_NS)
         rested = force or now_ns >= work.rest_until_ns
         if not rested or not (not work.fresh.is_empty() or work.is_touched or ripe):
@@ -172,7 +177,9 @@ class Refresher:
         self, transaction: Transaction, instance: str, work: _Work, targets: pl.DataFrame, watermark: int, final: bool
     ) -> pl.DataFrame:
         """Rows with their attribution; where attribution fails, the new rows as they are: a fault there loses no data."""
-        scope = load_scope(transaction, self._registry, instance, targets, work.fresh, final)
+        others = [self.fresh(name) for name in self._peers(instance) if name != instance]
+        peers_fresh = pl.concat([work.fresh.clear(), *others])
+        scope = load_scope(transaction, self._registry, instance, targets, work.fresh, final, peers_fresh)
         keys = targets["request_key"].to_list()
         try:
             answered = attributed(self._attribute, self._registry, instance, scope, keys, watermark)

@@ -1,16 +1,22 @@
-"""The instances seen: who, when, with which settings, and which scrape belongs to which spans. Kept in memory, stored when changed."""
+"""The instances seen: who, when, with which settings, and which scrape belongs to which spans. Kept in memory, stored when changed.
+
+In the table a span instance has one row. A scrape has one row a life and span instance, over the time that its samples are of
+that instance; `joined_to` is null where nothing tells whose they are.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 import polars as pl
 
+from phasewise.collector import joins
 from phasewise.collector.context import Setting
-from phasewise.collector.joins import Deviation, joined_names, joins_of
+from phasewise.collector.joins import Deviation, Join, SampleRange, joins_of, until
+from phasewise.collector.lives import Life, with_samples, with_settings
 from phasewise.collector.records import Instance, columns
 from phasewise.collector.schemas import polars_schema
 from phasewise.collector.store import Transaction
@@ -19,22 +25,29 @@ _FIELDS = list(columns(Instance))
 
 
 class Registry:
-    """Instances by (name, kind).
+    """Instances by name: those of spans, and the lives of scrapes.
 
     stated: settings that the operator states for every engine (accelerator, model); they win over what telemetry says.
     """
 
     def __init__(self, rows: pl.DataFrame, stated: Mapping[str, object] = MappingProxyType({})) -> None:
-        self._instances = {(str(r["instance"]), str(r["kind"])): Instance(**r) for r in rows.iter_rows(named=True)}
+        found = [Instance(**row) for row in rows.iter_rows(named=True)]
+        self._spans = {one.instance: one for one in found if one.kind == "spans"}
+        self._lives: dict[str, list[Life]] = {}
+        self._joins: dict[str, list[Join]] = {}  # by scrape
         self._changed: set[tuple[str, str]] = set()
         self._unseen = True
         self._stated = stated
-        for name, kind in list(self._instances):
-            self._see_stated(name, kind)
+        for one in sorted(found, key=lambda i: i.first_seen_unix_ns):
+            if one.kind == "scrape":
+                self._recall(one)
+        self._recall_joins([one for one in found if one.kind == "scrape"])
+        for name in list(self._spans):
+            self._see_stated(name)
 
-    @property
-    def instances(self) -> Mapping[tuple[str, str], Instance]:
-        return self._instances
+    def __len__(self) -> int:
+        """Names of spans and of scrapes."""
+        return len(self._spans) + len(self._lives)
 
     def see_requests(self, rows: pl.DataFrame) -> None:
         """Engine replicas behind rows of `requests`."""
@@ -60,133 +73,180 @@ class Registry:
                     last_seen_unix_ns=last,
                 )
             )
-            self._see_stated(name, "spans")
+            self._see_stated(name)
 
     def see_samples(self, samples: pl.DataFrame) -> None:
-        facts = samples.group_by("instance").agg(
+        facts = samples.group_by("instance", "process_start_unix_s").agg(
             pl.col("engine").last(),
             pl.col("model").drop_nulls().last(),
             pl.col("unix_ns").min().alias("first"),
             pl.col("unix_ns").max().alias("last"),
         )
-        for name, engine, model, first, last in facts.iter_rows():
-            self._see(
-                Instance(
-                    instance=name,
-                    engine=engine,
-                    model=model,
-                    kind="scrape",
-                    first_seen_unix_ns=first,
-                    last_seen_unix_ns=last,
-                )
-            )
+        for name, started, engine, model, first, last in facts.sort("first").iter_rows():
+            starts = frozenset() if started is None else frozenset({float(started)})
+            before = self._lives.get(name, [])
+            after = with_samples(before, Life(name, engine, first, last, model, starts))
+            self._unseen = self._unseen or len(after) != len(before)
+            self._put_lives(name, after)
 
-    def see_settings(self, instance: str, kind: str, settings: Mapping[str, object], source: str) -> None:
-        """Settings of an instance already seen; the newest value of a name wins."""
-        own = self._instances.get((instance, kind))
+    def see_settings(self, instance: str, settings: Mapping[str, object], source: str) -> None:
+        """Settings of a span instance already seen; the newest value of a name wins."""
+        own = self._spans.get(instance)
         if own is None or not settings:
             return
         known = json.loads(own.settings) if own.settings else {}
-        merged = {**known, **{name: {"value": value, "source": source} for name, value in settings.items()}}
+        merged = {**known, **_noted(settings, source)}
         if merged != known:
             self._put(replace(own, settings=json.dumps(merged, sort_keys=True)))
 
-    def _see_stated(self, instance: str, kind: str) -> None:
-        if kind == "spans":
-            self.see_settings(instance, kind, self._stated, "user")
+    def see_scraped_settings(self, scrape: str, unix_ns: int, settings: Mapping[str, object]) -> None:
+        """Settings that a scrape already seen showed at a time; they hold for that life of it."""
+        if settings and scrape in self._lives:
+            self._put_lives(scrape, with_settings(self._lives[scrape], unix_ns, _noted(settings, "scrape")))
+
+    def _see_stated(self, instance: str) -> None:
+        self.see_settings(instance, self._stated, "user")
 
     @property
     def has_new(self) -> bool:
-        """Whether an instance came that no join has looked at."""
+        """Whether an instance or a life came that no join has looked at."""
         return self._unseen
 
     def join(self, family: Callable[[str | None], str | None], deviation: Deviation) -> set[str]:
         """Join spans and scrapes anew; returns the span instances whose join changed."""
         self._unseen = False
-        found = joins_of(list(self._instances.values()), family, deviation)
-        by_spans = {join.spans: join for join in found}
-        latest: dict[str, str] = {}
-        for join in sorted(found, key=lambda j: self._instances[(j.spans, "spans")].last_seen_unix_ns):
-            latest[join.scrape] = join.spans
-        changed = set()
-        for (name, kind), own in list(self._instances.items()):
-            if kind == "spans":
-                join_of = by_spans.get(name)
-                to, by = (join_of.scrape, join_of.by) if join_of else (None, None)
-                if (own.joined_to, own.joined_by) != (to, by):
-                    changed.add(name)
-            else:
-                to = latest.get(name)
-                by = by_spans[to].by if to else None
-            if (own.joined_to, own.joined_by) != (to, by):
-                self._put(replace(own, joined_to=to, joined_by=by))
-        return changed
+        lives = [life for own in self._lives.values() for life in own]
+        found = joins_of(self._spans.values(), lives, family, deviation)
+        before = _by(self._joins.values(), lambda join: join.spans)
+        after = _by([found], lambda join: join.spans)
+        for scrape, own in (by_scrape := _by([found], lambda join: join.scrape)).items():
+            if own != self._joins.get(scrape, []):
+                self._changed.add((scrape, "scrape"))
+        self._changed |= {(scrape, "scrape") for scrape in self._joins if scrape not in by_scrape}
+        self._joins = by_scrape
+        for name, one in self._spans.items():
+            last = after[name][-1] if name in after else None
+            to, by = (last.scrape, last.by) if last else (None, None)
+            if (one.joined_to, one.joined_by) != (to, by):
+                self._put(replace(one, joined_to=to, joined_by=by))
+        return {name for name in {*before, *after} if before.get(name) != after.get(name)}
 
-    def sample_names(self, spans_instance: str) -> list[str]:
-        return joined_names(self._instances, spans_instance)
+    def sample_ranges(self, spans_instance: str) -> list[SampleRange]:
+        """Where the samples of a span instance stand, in order of time."""
+        names = {join.scrape for own in self._joins.values() for join in own if join.spans == spans_instance}
+        return joins.sample_ranges(self._rows_of({*names, spans_instance}), spans_instance)
 
-    def spans_of(self, scrape: str) -> list[str]:
-        """Span instances that a scrape of that name belongs to."""
-        return [
-            name
-            for (name, kind), own in self._instances.items()
-            if kind == "spans" and (own.joined_to == scrape or name == scrape)
+    def peers(self, spans_instance: str) -> list[str]:
+        """Span instances that are one replica with this one, itself included."""
+        names = {join.scrape for own in self._joins.values() for join in own if join.spans == spans_instance}
+        return joins.peers(self._rows_of(names), spans_instance)
+
+    def spans_of(self, scrape: str, first_unix_ns: int, last_unix_ns: int) -> list[str]:
+        """Span instances that samples of that name and time belong to."""
+        found = [
+            join.spans
+            for join in self._joins.get(scrape, [])
+            if join.from_unix_ns <= last_unix_ns and first_unix_ns <= join.to_unix_ns
         ]
+        return list(dict.fromkeys([*found, *([scrape] if scrape in self._spans else [])]))
 
     def sampled_range(self, spans_instance: str) -> tuple[int, int]:
         """Time that the scrapes of a replica cover; without scrapes, when it was seen itself."""
-        scrapes = [
-            self._instances[key] for n in self.sample_names(spans_instance) if (key := (n, "scrape")) in self._instances
-        ]
-        seen = scrapes or [self._instances[(spans_instance, "spans")]]
-        return min(i.first_seen_unix_ns for i in seen), max(i.last_seen_unix_ns for i in seen)
+        ranges = self.sample_ranges(spans_instance)
+        if ranges:
+            return ranges[0].from_unix_ns, max(one.to_unix_ns for one in ranges)
+        own = self._spans[spans_instance]
+        return own.first_seen_unix_ns, own.last_seen_unix_ns
 
-    def settings(self, spans_instance: str) -> dict[str, Setting]:
-        """Settings of a replica, its scrape's first, its spans' over them."""
+    def settings(self, spans_instance: str, first_unix_ns: int = 0, last_unix_ns: int = 2**62) -> dict[str, Setting]:
+        """Settings of a replica in some time: its scrapes' first, the latest winning, its spans' over them."""
         found: dict[str, Setting] = {}
-        names = [(name, "scrape") for name in self.sample_names(spans_instance)] + [(spans_instance, "spans")]
-        for key in names:
-            own = self._instances.get(key)
-            if own is not None and own.settings:
-                for name, entry in json.loads(own.settings).items():
-                    found[name] = Setting(entry["value"], entry["source"])
+        for one in self.sample_ranges(spans_instance):
+            for life in self._lives[one.scrape]:
+                inside = max(life.first_unix_ns, one.from_unix_ns, first_unix_ns)
+                if inside <= min(life.last_unix_ns, one.to_unix_ns, last_unix_ns):
+                    found |= _read(life.settings)
+        own = self._spans.get(spans_instance)
+        if own is not None and own.settings:
+            found |= _read(json.loads(own.settings))
         return found
-
-    def _ambiguous(self, scrape: Instance, family: Callable[[str | None], str | None]) -> bool:
-        """Whether an unnamed scrape cannot be told to belong to one replica."""
-        if scrape.joined_to or not scrape.instance.startswith("unnamed:"):
-            return False
-        same = [i for i in self._instances.values() if family(i.engine) == family(scrape.engine) and i is not scrape]
-        return bool(same)
 
     def unnamed(self, family: Callable[[str | None], str | None]) -> dict[str, bool]:
         """Scrapes without a name -> whether it is known whose they are."""
-        return {
-            name: not self._ambiguous(own, family)
-            for (name, kind), own in self._instances.items()
-            if kind == "scrape" and name.startswith("unnamed:")
-        }
+        engines = [(one.instance, one.engine) for one in self._spans.values()]
+        engines += [(name, lives[-1].engine) for name, lives in self._lives.items()]
+        found = {}
+        for name, lives in self._lives.items():
+            if name.startswith("unnamed:"):
+                same = [one for one, engine in engines if one != name and family(engine) == family(lives[-1].engine)]
+                found[name] = bool(self._joins.get(name)) or not same
+        return found
 
     def store(self, transaction: Transaction) -> None:
         """Write what changed."""
         if not self._changed:
             return
-        rows = [self._instances[key] for key in sorted(self._changed)]
-        frame = pl.DataFrame(
-            [{name: getattr(row, name) for name in _FIELDS} for row in rows],
-            schema=polars_schema(Instance),
-            orient="row",
-        )
+        scrapes = {name for name, kind in self._changed if kind == "scrape"}
+        rows = [self._row(self._spans[name]) for name, kind in sorted(self._changed) if kind == "spans"]
+        rows += self._rows_of(scrapes)
+        changed = pl.DataFrame(sorted(self._changed), schema={"instance": pl.String, "kind": pl.String}, orient="row")
         transaction.run(
             "DELETE FROM instances WHERE EXISTS (SELECT 1 FROM changed c WHERE c.instance = instances.instance "
             "AND c.kind = instances.kind)",
-            changed=frame.select("instance", "kind"),
+            changed=changed,
         )
-        transaction.insert("instances", frame)
+        transaction.insert("instances", pl.DataFrame(rows, schema=polars_schema(Instance), orient="row"))
         self._changed.clear()
 
+    @staticmethod
+    def _row(one: Instance) -> dict[str, object]:
+        return {name: getattr(one, name) for name in _FIELDS}
+
+    def _rows_of(self, scrapes: set[str]) -> list[dict[str, object]]:
+        """Rows of some scrapes: each life, divided among the span instances it is joined to."""
+        rows = []
+        for scrape in sorted(scrapes & self._lives.keys()):
+            for life in self._lives[scrape]:
+                parts: list[tuple[int, int, Join | None]] = [
+                    (max(life.first_unix_ns, join.from_unix_ns), min(life.last_unix_ns, join.to_unix_ns), join)
+                    for join in self._joins.get(scrape, [])
+                ]
+                meeting = [part for part in parts if part[0] <= part[1]]
+                for first, last, join in meeting or [(life.first_unix_ns, life.last_unix_ns, None)]:
+                    row = Instance(
+                        instance=scrape,
+                        engine=life.engine,
+                        model=life.model,
+                        kind="scrape",
+                        first_seen_unix_ns=first,
+                        last_seen_unix_ns=last,
+                        settings=json.dumps(dict(life.settings), sort_keys=True) if life.settings else None,
+                        joined_to=join.spans if join else None,
+                        joined_by=join.by if join else None,
+                        process_start_unix_s=life.started_unix_s,
+                    )
+                    rows.append(self._row(row))
+        return rows
+
+    def _recall(self, row: Instance) -> None:
+        """A life, or a part of it, out of a stored row."""
+        starts = frozenset() if row.process_start_unix_s is None else frozenset({row.process_start_unix_s})
+        name, first, last = row.instance, row.first_seen_unix_ns, row.last_seen_unix_ns
+        life = Life(name, row.engine, first, last, row.model, starts, json.loads(row.settings) if row.settings else {})
+        self._lives[name] = with_samples(self._lives.get(name, []), life)
+
+    def _recall_joins(self, rows: list[Instance]) -> None:
+        """Joins as `join` made them: the last of a life holds until the next one begins."""
+        for row in sorted(rows, key=lambda one: (one.first_seen_unix_ns, one.joined_to or "")):
+            own = self._lives[row.instance]
+            life = max((one for one in own if one.first_unix_ns <= row.first_seen_unix_ns), key=_first)
+            if row.joined_to:
+                end = until(life, own) if row.last_seen_unix_ns >= life.last_unix_ns else row.last_seen_unix_ns
+                join = Join(row.joined_to, row.instance, row.joined_by or "", row.first_seen_unix_ns, end)
+                self._joins.setdefault(row.instance, []).append(join)
+
     def _see(self, seen: Instance) -> None:
-        own = self._instances.get((seen.instance, seen.kind))
+        own = self._spans.get(seen.instance)
         if own is None:
             self._unseen = True
             self._put(seen)
@@ -203,7 +263,37 @@ class Registry:
         if updated != own:
             self._put(updated)
 
-    def _put(self, instance: Instance) -> None:
-        key = (instance.instance, instance.kind)
-        self._instances[key] = instance
-        self._changed.add(key)
+    def _put(self, one: Instance) -> None:
+        self._spans[one.instance] = one
+        self._changed.add((one.instance, one.kind))
+
+    def _put_lives(self, scrape: str, lives: list[Life]) -> None:
+        before = self._lives.get(scrape, [])
+        if lives != before or [dict(one.settings) for one in lives] != [dict(one.settings) for one in before]:
+            self._lives[scrape] = lives
+            self._changed.add((scrape, "scrape"))
+
+
+def _first(life: Life) -> int:
+    return life.first_unix_ns
+
+
+def _noted(settings: Mapping[str, object], source: str) -> dict[str, object]:
+    return {name: {"value": value, "source": source} for name, value in settings.items()}
+
+
+def _read(settings: Mapping[str, object]) -> dict[str, Setting]:
+    return {
+        name: Setting(entry["value"], str(entry["source"]))
+        for name, entry in settings.items()
+        if isinstance(entry, Mapping)
+    }
+
+
+def _by(found: Iterable[Iterable[Join]], name: Callable[[Join], str]) -> dict[str, list[Join]]:
+    """Joins by one of their names, in their order."""
+    grouped: dict[str, list[Join]] = {}
+    for own in found:
+        for join in own:
+            grouped.setdefault(name(join), []).append(join)
+    return grouped

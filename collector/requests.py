@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 
 from phasewise.collector import phases, trees
@@ -9,9 +11,14 @@ from phasewise.collector.keys import span_keys
 from phasewise.collector.readings import Value, attribute_columns, counts, numbers, read_key, texts, triples
 from phasewise.collector.records import Request
 from phasewise.collector.schemas import polars_schema
+from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.rules.engine_profile import EngineProfile
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
+CHILD_NUMBER = r"^\d+_"  # vLLM numbers the sequences of a call in front of its id
+UNIT_FACTORS = (1e3, 1e6, 1e9, 1e-3)
+UNIT_ERROR = 0.01
+SHORTEST_S = 0.001  # below that a clock's steps are as large as what is compared
 FULL_SCHEMA = polars_schema(Request)
 ATTRIBUTED = (*CAUSE_COLUMNS, *list(FULL_SCHEMA)[list(FULL_SCHEMA).index(CAUSE_COLUMNS[-1]) + 1 :])
 # What normalization makes; the attribution columns follow in the table.
@@ -32,13 +39,21 @@ def requests_of(profile: EngineProfile, roots: pl.DataFrame, parts: pl.DataFrame
     frame = _with_part_facts(frame, profile, own_parts)
     frame = phases.settled(frame, profile)
     frame = phases.completed(_with_all_columns(frame))
-    finished = pl.col("arrival_unix_ns") + (pl.col("e2e_s") * 1e9).round().cast(pl.Int64)
+    finished = pl.col("arrival_unix_ns") + (pl.col("e2e_s").fill_null(0.0) * 1e9).round().cast(pl.Int64)
     keys = span_keys(frame["trace_id"], frame["span_id"])
     frame = frame.with_columns(keys.alias("request_key"), finished.alias("finished_unix_ns"))
-    call = pl.concat_str("instance", "request_id", separator="/")
-    return frame.with_columns(pl.coalesce(call, "request_key").alias("call_key")).select(
+    return frame.with_columns(pl.coalesce(_call(), "request_key").alias("call_key")).select(
         pl.col(name).cast(kind) for name, kind in REQUEST_SCHEMA.items()
     )
+
+
+def _call() -> pl.Expr:
+    """What the sequences of one call (n > 1) share: the id without the sequence's own number, and the trace they were called
+    in; where nobody called them in a trace each begins its own, and they share the moment of arrival. An id alone does not
+    do: clients that set it themselves use it again."""
+    identifier = pl.col("request_id").str.replace(CHILD_NUMBER, "")
+    place = pl.when("_called").then(pl.col("trace_id")).otherwise(pl.col("arrival_unix_ns").cast(pl.String))
+    return pl.concat_str("instance", identifier, place, separator="/")
 
 
 def empty_requests() -> pl.DataFrame:
@@ -59,7 +74,10 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
     for name, key in profile.texts.items():
         values = read_key(key, own, resource, rows)
         columns.append((triples(values) if name == "segments" else texts(values)).alias(name))
-    lost = pl.when((pl.col("dropped") > 0) | pl.col("flags").str.contains("attributes_cut", literal=True))
+    ahead = pl.max_horizontal("start_unix_ns", "end_unix_ns") > pl.col("received_unix_ns") + FUTURE_NS
+    future = pl.when(ahead & (pl.col("received_unix_ns") > 0)).then(pl.lit("future"))
+    lost = pl.when(pl.col("dropped") > 0).then(pl.lit("attributes_dropped"))
+    cut = pl.when(pl.col("flags").str.contains("attributes_cut", literal=True)).then(pl.lit("truncated"))
     frame = roots.select(
         "trace_id",
         "span_id",
@@ -68,6 +86,7 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         *(["dataset"] if "dataset" in roots.columns else []),
         pl.col("start_unix_ns").alias("arrival_unix_ns"),
         "received_unix_ns",
+        pl.col("parent_span_id").is_not_null().alias("_called"),
         ((pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9).alias("_span_s"),
         pl.lit(profile.id).alias("engine"),
         pl.when(pl.col("status_code") == 2)
@@ -75,14 +94,44 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.lit("ok"))
         .alias("outcome"),
         pl.lit("otlp").alias("source"),
-        pl.concat_list(lost.then(pl.lit("truncated"))).alias("_flags"),
+        pl.concat_list(lost, cut, future).alias("_flags"),
     ).with_columns(columns)
-    frame = phases.judged(frame, profile.times)
-    own_e2e = pl.col("e2e_s") if "e2e_s" in frame.columns else pl.lit(None, dtype=pl.Float64)
-    span = pl.when(pl.col("_span_s") >= 0).then(pl.col("_span_s")).otherwise(pl.lit(0.0))
-    source = pl.when(own_e2e.is_not_null()).then(pl.lit("measured:attribute")).otherwise(pl.lit("measured:span"))
+    return _own_end(phases.judged(_with_event_times(frame, profile, roots), profile.times))
+
+
+def _with_event_times(frame: pl.DataFrame, profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
+    """Times that span events tell, where they come before what the attribute says."""
+    for name, key in profile.times.items():
+        if not key.events or not roots["events"].count():
+            continue
+        names = "|".join(re.escape(event) for event in key.events)
+        marks = roots["events"].str.extract_all(rf'"name":"(?:{names})","unix_ns":\d+')
+        first = marks.list.eval(pl.element().str.extract(r"(\d+)$").cast(pl.Int64)).list.min()
+        told = ((first - roots["start_unix_ns"]).cast(pl.Float64) / 1e9).alias("_event_s")
+        frame = frame.with_columns(told)
+        earlier = pl.col("_event_s").is_not_null() & (pl.col(name).is_null() | (pl.col("_event_s") < pl.col(name)))
+        attribute = pl.when(pl.col(name).is_not_null()).then(pl.lit("measured:attribute"))
+        source = pl.when(earlier).then(pl.lit("measured:event")).otherwise(attribute)
+        value = pl.when(earlier).then("_event_s").otherwise(name)
+        frame = frame.with_columns(source.alias(f"_source:{name}"), value.alias(name)).drop("_event_s")
+    return frame
+
+
+def _own_end(frame: pl.DataFrame) -> pl.DataFrame:
+    """End to end: the sender's own figure, else the span's length; unknown where the span ends before it starts.
+
+    A figure that is the span's length times a thousand (or a million) is in another unit than its name says.
+    """
+    own = pl.col("e2e_s") if "e2e_s" in frame.columns else pl.lit(None, dtype=pl.Float64)
+    span = pl.when(pl.col("_span_s") >= 0).then(pl.col("_span_s"))
+    ratio = own / pl.when(pl.col("_span_s") >= SHORTEST_S).then(pl.col("_span_s"))
+    off = pl.any_horizontal((ratio / factor - 1).abs() < UNIT_ERROR for factor in UNIT_FACTORS).fill_null(False)
     frame = phases.flagged(frame, pl.when(pl.col("_span_s") < 0).then(pl.lit("negative_duration")))
-    return frame.with_columns(pl.coalesce(own_e2e, span).alias("e2e_s"), source.alias("_source:e2e_s"))
+    frame = phases.flagged(frame, pl.when(off).then(pl.lit("unit_mismatch")))
+    trusted = pl.when(~off).then(own)
+    by_span = pl.when(span.is_not_null()).then(pl.lit("measured:span"))
+    source = pl.when(trusted.is_not_null()).then(pl.lit("measured:attribute")).otherwise(by_span)
+    return frame.with_columns(pl.coalesce(trusted, span).alias("e2e_s"), source.alias("_source:e2e_s"))
 
 
 def _with_part_facts(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame) -> pl.DataFrame:

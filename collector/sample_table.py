@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping
 
 import polars as pl
@@ -28,11 +29,11 @@ def add_samples(transaction: Transaction, samples: pl.DataFrame) -> pl.DataFrame
 
 
 def deviations(transaction: Transaction, fresh: Callable[[str], pl.DataFrame]) -> Deviation:
-    """How far a scrape's finished counter runs from the spans of an instance; each pair is read once.
+    """How far a scrape's finished counter runs from the spans of some instances together; each is read once.
 
     fresh: rows of an instance that are not in the store yet.
     """
-    known: dict[tuple[str, str], float | None] = {}
+    known: dict[tuple[tuple[str, ...], str, int, int], float | None] = {}
     finished: dict[str, list[int]] = {}
     counts: dict[str, list[tuple[int, float]]] = {}
 
@@ -55,10 +56,13 @@ def deviations(transaction: Transaction, fresh: Callable[[str], pl.DataFrame]) -
             counts[instance] = list(rows.iter_rows())
         return counts[instance]
 
-    def deviation(spans: str, scrape: str) -> float | None:
-        if (spans, scrape) not in known:
-            known[spans, scrape] = counter_deviation(of_scrape(scrape), of_spans(spans))
-        return known[spans, scrape]
+    def deviation(spans: tuple[str, ...], scrape: str, from_unix_ns: int, to_unix_ns: int) -> float | None:
+        key = (spans, scrape, from_unix_ns, to_unix_ns)
+        if key not in known:
+            inside = [point for point in of_scrape(scrape) if from_unix_ns <= point[0] <= to_unix_ns]
+            ends = heapq.merge(*(of_spans(name) for name in spans))
+            known[key] = counter_deviation(inside, list(ends))
+        return known[key]
 
     return deviation
 

@@ -17,13 +17,13 @@ import httpx
 from phasewise.collector.exposition import Exposition, read_exposition
 from phasewise.collector.profiles import Profiles
 from phasewise.rules.engine_profile import EngineProfile
-from phasewise.rules.errors import InputError, MachineError
+from phasewise.rules.errors import InputError
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 TIMEOUT_S = 2.0
 BODY_BYTES = 16 << 20
-_LOG_EVERY = 60  # failures in a row between two lines in the log
+_LOG_EVERY_NS = 600 * 10**9  # between two lines in the log while nothing changes
 
 
 @dataclass(slots=True)
@@ -34,9 +34,11 @@ class Target:
     instance: str
     scrapes: int = 0
     failures: int = 0
-    in_a_row: int = 0
+    up: bool | None = None  # None: not tried yet
     last_error: str = ""
-    last_unix_ns: int = 0
+    last_unix_ns: int = 0  # of the last scrape that worked
+    not_stored: str = ""
+    logged_unix_ns: int = 0
 
 
 class Scraper:
@@ -77,10 +79,14 @@ class Scraper:
             thread.join(self._timeout_s + 1)
 
     def status(self) -> list[dict[str, object]]:
-        """One object a URL: scrapes, failures, last error, time of the last sample."""
+        """One object a URL: whether the last scrape worked (null before the first), scrapes, failures, last error, the time of
+        the last sample and its age."""
+        now = self._clock()
         return [
             {
                 "url": t.url,
+                "up": t.up,
+                "last_success_age_s": (now - t.last_unix_ns) / 1e9 if t.last_unix_ns else None,
                 "instance": t.instance,
                 "scrapes": t.scrapes,
                 "failures": t.failures,
@@ -108,23 +114,35 @@ class Scraper:
             found = read_exposition(text, at, self._profiles, instance=target.instance)
             if found is None:
                 raise ValueError("the answer holds metrics of no known engine")
-            self._on_samples([found])
-        except (httpx.HTTPError, ValueError, MachineError) as error:
-            self._failed(target, f"{type(error).__name__}: {error}"[:200])
+        except (httpx.HTTPError, ValueError) as error:
+            self._failed(target, f"{type(error).__name__}: {error}"[:200], at)
             return
-        if target.in_a_row:
+        if target.up is False:
             log.info("scraping %s works again", target.url)
-        target.in_a_row, target.last_error = 0, ""
+            target.logged_unix_ns = 0
+        target.up, target.last_error = True, ""
         target.scrapes += 1
         target.last_unix_ns = at
+        self._hand_over(target, found)
+
+    def _hand_over(self, target: Target, found: Exposition) -> None:
+        """The sample is lost where it cannot be stored; the thread goes on, and the writer's health says why."""
+        try:
+            self._on_samples([found])
+        except Exception as error:
+            if not target.not_stored:
+                log.warning("a sample of %s is lost: %s: %s", target.url, type(error).__name__, error)
+            target.not_stored = str(error)
+        else:
+            target.not_stored = ""
 
     @staticmethod
-    def _failed(target: Target, reason: str) -> None:
-        if target.in_a_row % _LOG_EVERY == 0:
-            log.warning("scraping %s failed: %s", target.url, reason)
+    def _failed(target: Target, reason: str, at_unix_ns: int) -> None:
+        if target.up is not False or at_unix_ns - target.logged_unix_ns >= _LOG_EVERY_NS:
+            log.warning("scraping %s fails: %s", target.url, reason)
+            target.logged_unix_ns = at_unix_ns
         target.failures += 1
-        target.in_a_row += 1
-        target.last_error = reason
+        target.up, target.last_error = False, reason
 
 
 def _body(client: httpx.Client, url: str) -> str:

@@ -19,6 +19,8 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 
+from phasewise.collector.patience import Patience
+from phasewise.collector.readers import Readers
 from phasewise.collector.records import columns, duckdb_columns
 from phasewise.collector.tables import RECORDS, SCHEMA_VERSION, TABLES
 from phasewise.rules.errors import MachineError
@@ -46,6 +48,7 @@ class Store:
         self._state_lock = threading.Lock()
         self._dead_because = ""
         self._tried_at = 0.0
+        self._readers = Readers()
         self._connection = self._open()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
@@ -79,12 +82,30 @@ class Store:
             raise
         return connection
 
-    def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
-        """The rows of a SELECT. Sums of whole numbers come as Int64. Raises MachineError while the store is broken."""
+    def query(
+        self, sql: str, parameters: Sequence[object] = (), *, patience: Patience | None = None, waits: bool = True
+    ) -> pl.DataFrame:
+        """The rows of a SELECT. Sums of whole numbers come as Int64. Raises MachineError while the store is broken.
+
+        patience: the query is stopped when it is over (TooSlow, Cancelled), and waits for one of few places before (TooBusy);
+        without one, as the writer asks, it runs at once and to its end. waits: False takes no place, for probes that must
+        answer while readers are busy.
+        """
+        if patience is None:
+            return self._query(sql, parameters)
+        with self._readers.turn(patience) if waits else contextlib.nullcontext():
+            return self._query(sql, parameters, patience)
+
+    def _query(self, sql: str, parameters: Sequence[object], patience: Patience | None = None) -> pl.DataFrame:
         cursor = self._cursor()
         try:
-            relation = cursor.sql(sql, params=list(parameters) or None)
-            return _plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
+            with self._readers.watched(cursor, patience) if patience else contextlib.nullcontext():
+                relation = cursor.sql(sql, params=list(parameters) or None)
+                return _plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
+        except duckdb.InterruptException:
+            if patience:
+                patience.check()
+            raise
         except duckdb.FatalException as error:
             self._die(error)
             raise self._broken() from error
@@ -136,6 +157,7 @@ class Store:
         return self._dead_because
 
     def close(self) -> None:
+        self._readers.close()
         with self._write_lock, contextlib.suppress(duckdb.Error):
             self._connection.close()
         self._dead_because = "it was closed"

@@ -83,7 +83,8 @@ def _turn_rows(roots: pl.DataFrame, calls: pl.DataFrame, tools: pl.DataFrame) ->
     )
     calls_s = pl.col("calls_s").fill_null(0.0)
     covered_s = pl.col("covered_s").fill_null(0.0)
-    e2e = (pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9
+    length = (pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9
+    e2e = pl.when(length >= 0).then(length)
     # The engine's clock and the client's differ: only durations of one side are added.
     before_call = (pl.col("_call_start") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9
     return frame.select(

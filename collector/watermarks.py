@@ -13,6 +13,7 @@ import polars as pl
 LEAST_NS = 60 * 10**9
 HOUR_NS = 3600 * 10**9
 MINUTE_NS = 60 * 10**9
+FUTURE_NS = 600 * 10**9  # times that lie further ahead of our own clock are wrong: kept, and never taken for now
 NEVER = -(2**62)
 ALL = 2**62
 

@@ -7,6 +7,7 @@ rolled back, and the next pass starts from what is committed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -27,11 +28,12 @@ from phasewise.collector.completion import NEAR_NS, Identifiers
 from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
 from phasewise.collector.exposition import Exposition, samples_of_points
-from phasewise.collector.frames import frame_of, samples_frame
+from phasewise.collector.frames import SeenSettings, frame_of, samples_frame
 from phasewise.collector.identity import identities
 from phasewise.collector.importers import Imported
 from phasewise.collector.journal import Entry, JournalReader, Position
 from phasewise.collector.normalize import startup_events
+from phasewise.collector.phases import told_within
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.recordings import note_recordings
 from phasewise.collector.records import SPAN_SCHEMA, Annotation
@@ -41,7 +43,8 @@ from phasewise.collector.request_table import changes_of, delete_rows, replace_t
 from phasewise.collector.sample_table import add_samples, deviations, mark_joined
 from phasewise.collector.steps import steps_of
 from phasewise.collector.store import Store, Transaction
-from phasewise.collector.watermarks import Watermarks
+from phasewise.collector.watermarks import FUTURE_NS, Watermarks
+from phasewise.rules.errors import InputError
 from phasewise.rules.load import Rulebook
 
 T = TypeVar("T")
@@ -51,6 +54,7 @@ HOUSEKEEPING_NS = 5 * 10**9
 REJOIN_NS = 5 * 10**9
 REJOINED_NS = 6 * 3600 * 10**9  # a join that came late is of use for the last hours
 SAMPLE_GAP_NS = 30 * 10**9
+_REMEDY = "free space on the disk of --data, or see the server's log; what was received waits in the journal and is stored then"
 
 
 class Writer:
@@ -80,6 +84,9 @@ class Writer:
         self._lock = threading.RLock()
         self._housekept_ns = 0
         self._stale = True  # memory must be read anew from the store
+        self._wrote = False
+        self._write_error = ""
+        self._scrapes: Callable[[], list[dict[str, object]]] = list
         self._recover()
 
     # --- what others call -------------------------------------------------------------------------------------------
@@ -100,20 +107,19 @@ class Writer:
     def add_samples(
         self,
         samples: pa.Table | pl.DataFrame | Iterable[Exposition],
-        settings: Iterable[tuple[str, dict[str, object]]] = (),
     ) -> int:
         """Samples (rows of `engine_samples`, or whole expositions with their settings): joined, and the rows of that time
         attributed anew when this returns; the number of new samples."""
         frame, known = samples_frame(samples)
         with self._lock:
-            return self._guarded(lambda: self._add_samples(frame, [*known, *settings]))
+            return self._guarded(lambda: self._add_samples(frame, known))
 
     def add_requests(self, rows: pa.Table | pl.DataFrame) -> dict[str, int]:
         """Client records as rows of `requests`: they complete the rows of the calls they saw, or become rows themselves.
 
         Returns counts: matched, added.
         """
-        frame = typed(frame_of(rows))
+        frame = told_within(typed(frame_of(rows)))
         with self._lock:
             return self._guarded(lambda: self._import_requests(frame))
 
@@ -135,25 +141,42 @@ class Writer:
         points = frame_of(rows)
         names = dict(identities(points["resource"]).select("resource", "instance").iter_rows())
         found, strange = samples_of_points(points, names, self._profiles)
-        with self._lock:
+        frame, settings = samples_frame(found)
+
+        def add() -> int:
             self._counters.add("metric_points", points.height)
             self._counters.add("unmapped_metric_points", strange)
-        return self.add_samples(found)
+            return self._add_samples(frame, settings)
+
+        with self._lock:
+            return self._guarded(add)
 
     def annotate(self, marks: Iterable[Annotation]) -> None:
         """Marks on the time axis; the same mark twice is one."""
-        with self._lock, self._store.write() as transaction:
-            self._write_events(transaction, list(marks))
+
+        def add() -> None:
+            with self._store.write() as transaction:
+                self._write_events(transaction, list(marks))
+
+        with self._lock:
+            self._guarded(add)
+
+    def watch(self, scrapes: Callable[[], list[dict[str, object]]]) -> None:
+        """Where health reads how scraping goes (Scraper.status)."""
+        self._scrapes = scrapes
 
     def health(self) -> dict[str, object]:
         """What data health shows: counters, unmapped spans, watermarks, unjoined samples, journal position and lag."""
         with self._lock:
             now = self._clock()
             return {
+                "write_error": self._write_error,
+                "remedy": _REMEDY if self._write_error else "",
+                "scrapes": self._scrapes(),
                 "counters": self._counters.named(),
                 "unmapped": self._counters.labels("unmapped_spans"),
                 "watermarks": {k: v for k, v in self._watermarks.all(now).items() if abs(v) < 2**61},
-                "instances": len(self._registry.instances),
+                "instances": len(self._registry),
                 "unjoined_samples": self._unjoined_samples(),
                 "journal": {
                     "position": str(self._position) if self._position else None,
@@ -173,11 +196,21 @@ class Writer:
     def _guarded(self, work: Callable[[], T]) -> T:
         if self._stale:
             self._recover()
+        self._wrote = False
         try:
-            return work()
-        except BaseException:
-            self._stale = True
+            done = work()
+        except BaseException as error:
+            self._stale = True  # what was rolled back must be neither counted nor taken for read
+            if isinstance(error, Exception) and not isinstance(error, InputError):
+                self._write_error = f"nothing can be stored: {type(error).__name__}: {error}"[:300]
+            self._counters.roll_back()
+            with contextlib.suppress(Exception):  # where reading fails too, the next call tries again and says so
+                self._recover()
             raise
+        if self._wrote:
+            self._write_error = ""
+            self._counters.commit()
+        return done
 
     def _recover(self) -> None:
         """Read memory from what is committed; spans that had not settled are read from the journal again."""
@@ -189,8 +222,12 @@ class Writer:
         self._counters = Counters(self._store.query("SELECT * FROM counters"))
         self._registry = Registry(self._store.query("SELECT * FROM instances"), self._stated)
         self._watermarks = Watermarks()
-        hour = "SELECT instance, finished_unix_ns, e2e_s FROM requests r WHERE finished_unix_ns > (SELECT max(finished_unix_ns) "
-        self._watermarks.see(self._store.query(hour + f"- {3600 * 10**9} FROM requests)"), now)
+        hour = self._store.query(
+            "SELECT instance, finished_unix_ns, e2e_s FROM requests WHERE finished_unix_ns <= ? AND finished_unix_ns > "
+            "(SELECT max(finished_unix_ns) FROM requests WHERE finished_unix_ns <= ?) - ?",
+            [now + FUTURE_NS, now + FUTURE_NS, 3600 * 10**9],
+        )
+        self._watermarks.see(hour, now)
         self._rejoined_ns = 0
         self._refresher = Refresher(self._attribute, self._registry, self._watermarks, self._counters)
         self._refresher.recall(self._store)
@@ -213,7 +250,7 @@ class Writer:
             self._settle(transaction, due, now)
             self._rejoin(transaction, now)
             changes += self._refresher.refresh(transaction, now)
-            if entries or changes or not due.is_empty():
+            if entries or changes or not due.is_empty() or self._write_error:
                 self._commit_state(transaction)
         return changes
 
@@ -253,8 +290,9 @@ class Writer:
         changes = changes_of(transaction, self._identifiers, made.requests, made.supplements, made.superseded)
         if changes.gone:
             self._delete(transaction, changes.gone, due)
-        self._registry.see_requests(changes.rows)
-        self._watermarks.see(changes.rows, now, ended)
+        past = changes.rows.filter(pl.col("finished_unix_ns") <= now + FUTURE_NS)
+        self._registry.see_requests(past)
+        self._watermarks.see(past, now, ended)
         self._refresher.take(changes.rows)
         self._counters.add("requests", changes.rows.filter(pl.col("revision").is_null()).height)
 
@@ -295,17 +333,17 @@ class Writer:
 
     # --- samples ----------------------------------------------------------------------------------------------------
 
-    def _write_samples(
-        self, transaction: Transaction, samples: pl.DataFrame, settings: list[tuple[str, dict[str, object]]]
-    ) -> int:
+    def _write_samples(self, transaction: Transaction, samples: pl.DataFrame, settings: list[SeenSettings]) -> int:
         new = add_samples(transaction, samples)
         if new.is_empty() and not settings:
             return 0
-        self._registry.see_samples(new)
-        for instance, values in settings:
-            self._registry.see_settings(instance, "scrape", values, "scrape")
+        past = new.filter(pl.col("unix_ns") <= self._clock() + FUTURE_NS)
+        self._counters.add("future_samples", new.height - past.height)
+        self._registry.see_samples(past)
+        for instance, unix_ns, values in settings:
+            self._registry.see_scraped_settings(instance, unix_ns, values)
         self._counters.add("samples", new.height)
-        for (name,), own in new.group_by("instance"):
+        for (name,), own in past.group_by("instance"):
             self._touch_sampled(str(name), own)
         return new.height
 
@@ -313,7 +351,7 @@ class Writer:
         """Rows of the time these samples tell of: since the sample before them, a scrape interval or two."""
         first, last = samples["unix_ns"].min(), samples["unix_ns"].max()
         assert isinstance(first, int) and isinstance(last, int)
-        for instance in self._registry.spans_of(name):
+        for instance in self._registry.spans_of(name, first - SAMPLE_GAP_NS, last):
             self._refresher.touch(instance, first - SAMPLE_GAP_NS, last)
 
     def _rejoin(self, transaction: Transaction, now: int, force: bool = False) -> None:
@@ -348,7 +386,7 @@ class Writer:
             rollups.rebuild(transaction, self._refresher.take_minutes())
         return changes
 
-    def _add_samples(self, samples: pl.DataFrame, settings: list[tuple[str, dict[str, object]]]) -> int:
+    def _add_samples(self, samples: pl.DataFrame, settings: list[SeenSettings]) -> int:
         now = self._clock()
         with self._store.write() as transaction:
             count = self._write_samples(transaction, samples, settings)
@@ -375,6 +413,10 @@ class Writer:
 
     def _commit_state(self, transaction: Transaction) -> None:
         """Positions, counters and instances go with the rows they belong to."""
+        if self._write_error:  # a write of any kind tells whether writing works again
+            transaction.execute("DELETE FROM positions WHERE name = 'tried'")
+            transaction.execute("INSERT INTO positions VALUES ('tried', ?)", [str(self._clock())])
+        self._wrote = True
         self._registry.store(transaction)
         self._counters.store(transaction)
         if self._position is None:

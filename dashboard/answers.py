@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,18 +18,21 @@ import polars as pl
 
 from phasewise.analyzer.filters import Condition, rows_in
 from phasewise.analyzer.findings import BROKEN_RATIO, OBJECTIVE_COLUMNS, SLOW_SET_MIN
+from phasewise.analyzer.listing import count_requests
 from phasewise.analyzer.questions import NOTHING_MARKED
 from phasewise.analyzer.report import request_report, window_verdict
-from phasewise.analyzer.scene import Reader
 from phasewise.analyzer.window import Filter, Objective, Window
 from phasewise.collector.store import Store
+from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.collector.writer import Writer
-from phasewise.rules.errors import MachineError, PhasewiseError
+from phasewise.dashboard.work import Works, at_hand
+from phasewise.rules.errors import Cancelled, MachineError, PhasewiseError, Stopped, TooSlow
 from phasewise.rules.load import Rulebook
 
 Answer = TypeVar("Answer")
 LOG = logging.getLogger("phasewise.dashboard")
 _KEPT_ANSWERS = 64
+_LOOK_EVERY_S = 0.1
 
 
 def package_version() -> str:
@@ -40,13 +44,15 @@ def package_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuardedReader:
-    """A store whose failures are sentences: whatever its database raises becomes a MachineError."""
+    """A store whose failures are sentences: whatever its database raises becomes a MachineError. A query takes no longer than
+    the work at hand may. waits: False for probes, which take no place from other readers."""
 
-    store: Reader
+    store: Store
+    waits: bool = True
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
         try:
-            return self.store.query(sql, parameters)
+            return self.store.query(sql, parameters, patience=at_hand().patience, waits=self.waits)
         except PhasewiseError:
             raise
         except Exception as error:
@@ -82,10 +88,12 @@ class Answers:
     clock: Callable[[], int]
     serve_info: Mapping[str, object] = field(default_factory=dict)
     site_slo: str = ""
+    works: Works = field(default_factory=Works)
     verdicts_told: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: OrderedDict[Hashable, Future[object]] = field(default_factory=OrderedDict)
     _watermark: tuple[int, Watermark] | None = None
+    _watermark_lock: threading.Lock = field(default_factory=threading.Lock)
     _health_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "writer-health"))
     _health_asked: Future[dict[str, object]] | None = None
     _health_kept: tuple[int, Mapping[str, object]] | None = None
@@ -95,19 +103,35 @@ class Answers:
         return GuardedReader(self.store)
 
     def watermark(self) -> Watermark:
-        """Looked up at most once a second."""
-        now = self.clock()
-        kept = self._watermark
-        if kept is not None and 0 <= now - kept[0] < 10**9:
-            return kept[1]
-        requests = self.reader.query(
+        """Looked up at most once a second, by one at a time. Slow readers must not make the store look dead: it takes no place
+        among them, and where it takes too long itself the last known stand is told."""
+        with self._watermark_lock:
+            now = self.clock()
+            kept = self._watermark
+            if kept is not None and 0 <= now - kept[0] < 10**9:
+                return kept[1]
+            try:
+                found = self._look()
+            except Stopped:
+                if kept is None:
+                    raise
+                return kept[1]
+            self._watermark = (now, found)
+            return found
+
+    def _look(self) -> Watermark:
+        probe = GuardedReader(self.store, waits=False)
+        requests = probe.query(
             'SELECT count(*) AS n, coalesce(sum("revision"), 0)::BIGINT AS revisions, '
-            'max("received_unix_ns") AS received, max("finished_unix_ns") AS finished FROM "requests"'
+            'max("received_unix_ns") AS received, max("finished_unix_ns") FILTER ("finished_unix_ns" <= ?) AS finished '
+            'FROM "requests"',
+            (self.clock() + FUTURE_NS,),
         ).row(0, named=True)
-        samples = self.reader.query('SELECT count(*) AS n, max("unix_ns") AS newest FROM "engine_samples"').row(
-            0, named=True
-        )
-        found = Watermark(
+        samples = probe.query(
+            'SELECT count(*) AS n, max("unix_ns") FILTER ("unix_ns" <= ?) AS newest FROM "engine_samples"',
+            (self.clock() + FUTURE_NS,),
+        ).row(0, named=True)
+        return Watermark(
             token=f"{requests['n']}.{requests['revisions']}.{samples['n']}.{samples['newest'] or 0}",
             requests_n=requests["n"],
             samples_n=samples["n"],
@@ -115,11 +139,19 @@ class Answers:
             newest_finished_unix_ns=requests["finished"],
             newest_sample_unix_ns=samples["newest"],
         )
-        self._watermark = (now, found)
-        return found
 
     def once(self, key: Hashable, compute: Callable[[], Answer]) -> Answer:
-        """The answer under this key, computed by whoever asks first; an error is told to all who wait, and not kept."""
+        """The answer under this key, computed by whoever asks first; an error is told to all who wait, and not kept. Where the
+        first one gave up, one of those who still want it begins again."""
+        patience = at_hand().patience
+        while True:
+            try:
+                return self._first_or_shared(key, compute)
+            except (TooSlow, Cancelled):
+                patience.check()
+
+    def _first_or_shared(self, key: Hashable, compute: Callable[[], Answer]) -> Answer:
+        patience = at_hand().patience
         with self._lock:
             kept = self._kept.get(key)
             mine = kept is None
@@ -135,6 +167,9 @@ class Answers:
                 with self._lock:
                     self._kept.pop(key, None)
                 future.set_exception(error)
+        while not future.done():
+            patience.check()
+            wait_for([future], _LOOK_EVERY_S)
         return future.result()  # type: ignore[return-value]
 
     def now(self) -> int:
@@ -146,6 +181,7 @@ class Answers:
     ) -> Mapping[str, object]:
         """The verdict object of a window; equal questions share one computation until the data move."""
         filters, slo = tuple(filters), tuple(slo)
+        self.count(window, filters)
         key = ("verdict", window, filters, slo, self.watermark().token)
 
         def compute() -> Mapping[str, object]:
@@ -159,6 +195,13 @@ class Answers:
     def request(self, identifier: str) -> list[dict[str, object]]:
         """`explain ID`: one object a matching request."""
         return request_report(self.reader, self.rulebook, identifier)
+
+    def count(self, window: Window, filters: Sequence[Filter] = ()) -> int:
+        """Requests that ended in the window; whoever waits for the work at hand can be told."""
+        rows = self.rows(window, filters)
+        found = self.once(("count", rows, self.watermark().token), lambda: count_requests(self.reader, rows))
+        at_hand().requests_n = found
+        return found
 
     def rows(self, window: Window, filters: Sequence[Filter] = ()) -> Condition:
         return rows_in(window, filters)
@@ -222,6 +265,11 @@ class Answers:
             self._health_kept = (now, found)
         return self._health_kept[1] if self._health_kept else {}
 
+    def unmapped_spans(self) -> Mapping[str, int]:
+        """Spans received so far that no profile knows, by "scope / name"."""
+        found = self.writer_health().get("unmapped")
+        return found if isinstance(found, Mapping) else {}
+
     def health(self) -> dict[str, object]:
         """The state that the shell shows and `/api/v1/health` answers with: ok, or degraded with what and what to do."""
         now = self.clock()
@@ -239,7 +287,7 @@ class Answers:
             (t for t in (mark.newest_received_unix_ns, mark.newest_sample_unix_ns, mark.newest_finished_unix_ns) if t),
             default=None,
         )
-        problem = self.store.broken or writer.get("attribution_error")
+        problem = self.store.broken or writer.get("write_error") or writer.get("attribution_error")
         return told | {
             "status": "degraded" if problem else "ok",
             "error": str(problem) if problem else None,

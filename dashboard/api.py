@@ -1,11 +1,13 @@
 """The HTTP API: the same answers as the pages and the command line, as JSON.
 
 Errors are ``{"error", "field", "remedy"}`` with 400 for a wrong question, 404 for something that is not there, 413 and 415 for
-a body that cannot be taken, 503 where the store cannot be read. Times are RFC 3339, `now-15m`, or digits.
+a body that cannot be taken, 429 while too many questions wait, 503 where the store cannot be read or an answer takes longer than
+15 s (up to 120 s where the request says `Prefer: wait=120`). Times are RFC 3339, `now-15m`, or digits.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import secrets
@@ -13,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
@@ -27,11 +30,14 @@ from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.data_health import data_health as data_health_of
 from phasewise.dashboard.exposition import exposition
 from phasewise.dashboard.security import Gate, allowed_hosts
-from phasewise.dashboard.state import View
-from phasewise.rules.errors import InputError, PhasewiseError
+from phasewise.dashboard.state import FOREIGN_KEYS, OWN_KEYS, View
+from phasewise.dashboard.work import Limits
+from phasewise.rules.errors import InputError, PhasewiseError, Stopped, TooBusy
 from phasewise.rules.load import Rulebook
 
 LOG = logging.getLogger("phasewise.api")
+_SHOWN = 80
+_ANYWHERE = FOREIGN_KEYS | {"from", "to", "v"}  # a link from a board carries its time range, whatever it asks for
 MAX_BODY_BYTES = 256 * 2**20
 MAX_JSON_BYTES = 16 * 2**20
 INGEST_KINDS = ("auto", "scrapes", "spans", "client")
@@ -68,6 +74,7 @@ def create_app(
     _writes(app, answers)
     _not_found(app)
     bound = answers.serve_info.get("host")
+    app.add_middleware(Limits, works=answers.works)
     app.add_middleware(Gate, hosts=allowed_hosts(str(bound) if bound else None), state=app.state)
     return app
 
@@ -75,7 +82,22 @@ def create_app(
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(InputError)
     async def wrong_input(_: Request, error: InputError) -> JSONResponse:
-        return error_answer(400, str(error), str(error.source), error.remedy)
+        return error_answer(400, error.told, str(error.source), error.remedy)
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_type(_: Request, error: RequestValidationError) -> JSONResponse:
+        """What FastAPI refuses by the types of a route: the first of its faults, in our words."""
+        first = error.errors()[0]
+        where = [str(part) for part in first.get("loc", ())]
+        name = where[-1] if where else "request"
+        if first.get("type") == "missing":
+            return error_answer(400, f"{name}: is missing", name, f"send {name}= with the request")
+        shown = repr(first.get("input"))[:_SHOWN]
+        return error_answer(400, f"{name}: {shown}: cannot be read", name, str(first.get("msg") or "").lower())
+
+    @app.exception_handler(Stopped)
+    async def given_up(_: Request, error: Stopped) -> JSONResponse:
+        return error_answer(429 if isinstance(error, TooBusy) else 503, error.problem, "from", error.remedy)
 
     @app.exception_handler(PhasewiseError)
     async def not_now(_: Request, error: PhasewiseError) -> JSONResponse:
@@ -111,33 +133,59 @@ def _probes(app: FastAPI, answers: Answers) -> None:
         return PlainTextResponse(exposition(answers), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+def _takes(*names: str, view: bool = False) -> Any:
+    """What a route may be asked: a parameter that nobody reads would be answered as if it had been. view: also what the
+    address of a page may hold."""
+    known = (*(OWN_KEYS if view else ()), *names)
+
+    def check(request: Request) -> None:
+        for name in request.query_params:
+            if name in known or name in _ANYWHERE or name.startswith("var-"):
+                continue
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"did you mean {close[0]}=? " if close else ""
+            told = f"known are {', '.join(known)} and var-NAME" if known else "this address takes none"
+            raise InputError(name[:_SHOWN], "", "is not a parameter of this address", f"{guess}{told}")
+
+    return Depends(check)
+
+
 def _view(request: Request) -> View:
     return View("api", None, tuple(request.query_params.multi_items()), request.app.state.answers.site_slo)
 
 
 def _reads(app: FastAPI, answers: Answers) -> None:
-    @app.get("/api/v1/health")
+    @app.get("/api/v1/health", dependencies=[_takes()])
     def health() -> Response:
         told = answers.health()
         return JSONResponse(told, 200 if told["status"] == "ok" else 503)
 
-    @app.get("/api/v1/pulse")
+    @app.get("/api/v1/pulse", dependencies=[_takes()])
     def pulse() -> Mapping[str, object]:
         """The same for the pages, which show a degraded store themselves and need no failed request in the console."""
         return answers.health()
 
-    @app.get("/api/v1/verdict")
+    @app.get("/api/v1/work", dependencies=[_takes("tab")])
+    async def work(tab: str) -> Mapping[str, object]:
+        """What the parts of an open page wait for. Not in a thread: those may all be taken by what is asked about."""
+        return answers.works.of(tab)
+
+    @app.delete("/api/v1/work", dependencies=[_takes("tab", "part")])
+    async def cancel(tab: str, part: str) -> Mapping[str, object]:
+        return {"cancelled": answers.works.cancel(tab, part)}
+
+    @app.get("/api/v1/verdict", dependencies=[_takes(view=True)])
     def verdict(request: Request) -> Mapping[str, object]:
         view = _view(request)
         return answers.verdict(view.window(answers.clock()), view.filters, view.slo)
 
-    @app.get("/api/v1/requests")
+    @app.get("/api/v1/requests", dependencies=[_takes("cursor", "limit", "display", view=True)])
     def requests(
         request: Request, cursor: str | None = None, limit: int = 100, display: bool = False
     ) -> Mapping[str, object]:
         return tables.request_list(answers, _view(request), cursor=cursor, limit=limit, display=display)
 
-    @app.get("/api/v1/requests/{identifier:path}")
+    @app.get("/api/v1/requests/{identifier:path}", dependencies=[_takes()])
     def one_request(identifier: str) -> Any:
         found = answers.request(identifier)
         if not found:
@@ -146,27 +194,27 @@ def _reads(app: FastAPI, answers: Answers) -> None:
             )
         return found[0] if len(found) == 1 else found
 
-    @app.get("/api/v1/turns")
+    @app.get("/api/v1/turns", dependencies=[_takes("from", "to", "limit")])
     def turns(request: Request, limit: int = 100) -> Mapping[str, object]:
         return tables.turn_list(answers, _view(request), limit)
 
-    @app.get("/api/v1/slices")
+    @app.get("/api/v1/slices", dependencies=[_takes("by", view=True)])
     def slices(request: Request, by: Texts = None, metric: str = "ttft") -> Mapping[str, object]:
         return tables.slice_list(answers, _view(request), tuple(by or ("input",)), metric)
 
-    @app.get("/api/v1/differences")
+    @app.get("/api/v1/differences", dependencies=[_takes("by", view=True)])
     def differences(request: Request, by: Texts = None, metric: str = "ttft") -> Mapping[str, object]:
         return tables.difference_list(answers, _view(request), tuple(by or ()), metric)
 
-    @app.get("/api/v1/timeline")
+    @app.get("/api/v1/timeline", dependencies=[_takes(view=True)])
     def timeline(request: Request) -> Mapping[str, object]:
         return tables.timeline(answers, _view(request))
 
-    @app.get("/api/v1/data-health")
+    @app.get("/api/v1/data-health", dependencies=[_takes(view=True)])
     def data_health(request: Request) -> Mapping[str, object]:
         return data_health_of(answers, _view(request))
 
-    @app.get("/api/v1/annotations")
+    @app.get("/api/v1/annotations", dependencies=[_takes("from", "to")])
     def annotations(request: Request) -> Mapping[str, object]:
         return marks.annotation_list(answers, _view(request))
 
@@ -189,7 +237,7 @@ async def _json_body(request: Request) -> Any:
 
 
 def _writes(app: FastAPI, answers: Answers) -> None:
-    @app.post("/api/v1/explain-summary")
+    @app.post("/api/v1/explain-summary", dependencies=[_takes()])
     async def explain_summary(request: Request) -> Any:
         from phasewise.analyzer.summary import explain_summary as explain
 
@@ -201,17 +249,17 @@ def _writes(app: FastAPI, answers: Answers) -> None:
             ]
         return await run_in_threadpool(explain, _object(document, ""), answers.rulebook)
 
-    @app.post("/api/v1/annotations")
+    @app.post("/api/v1/annotations", dependencies=[_takes()])
     async def annotate(request: Request) -> Any:
         told = _object(await _json_body(request), "")
         return JSONResponse(await run_in_threadpool(marks.annotate, answers, told), 201)
 
-    @app.post("/api/v1/outcomes")
+    @app.post("/api/v1/outcomes", dependencies=[_takes()])
     async def outcome(request: Request) -> Any:
         told = _object(await _json_body(request), "")
         return JSONResponse(await run_in_threadpool(marks.judge, answers, told), 201)
 
-    @app.post("/api/v1/ingest")
+    @app.post("/api/v1/ingest", dependencies=[_takes("kind", "name")])
     async def ingest(request: Request, kind: str = "auto", name: str = "upload") -> Any:
         if kind not in INGEST_KINDS:
             raise InputError("kind", kind, "is not a kind of data", f"one of {', '.join(INGEST_KINDS)}")

@@ -18,6 +18,7 @@ Verdict = Mapping[str, Any]
 FEW = 30  # below this many affected requests percentages of them say more than is known
 SHOWN_SHARES = 5
 STRONGEST = 2
+CURRENT_NS = 120 * 10**9  # a window that ended no longer ago ends now
 LETTERS = "ABC"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]+")
 
@@ -46,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Everything a card shows, as text. tone: slow, healthy or unknown."""
+    """Everything a card shows, as text. tone: slow, healthy or unknown; shares_of: the requests whose time `shares` divides."""
 
     title: str
     category: str
@@ -56,6 +57,7 @@ class Card:
     sentence: str
     standing: str
     affected: str
+    shares_of: str
     shares: tuple[tuple[str, str], ...]
     evidence: tuple[Row, ...]
     changes: tuple[Change, ...]
@@ -75,8 +77,21 @@ def clean(value: object) -> str:
     return _CONTROL.sub(" ", str(value)).strip()
 
 
-def card_of(verdict: Verdict, badge: str | None = None) -> Card:
-    """The card of a verdict object. badge: what tells a recording or a named summary from live traffic."""
+def ends_now(verdict: Verdict, now_unix_ns: int) -> bool:
+    """The window of a verdict ends now: what it says of requests in flight holds still. A summary has no window."""
+    window = verdict.get("window")
+    end = window.get("to_unix_ns") if isinstance(window, Mapping) else None
+    return not isinstance(end, int) or end >= now_unix_ns - CURRENT_NS
+
+
+def open_word(current: bool) -> str:
+    """How requests without an end are called."""
+    return "still open" if current else "open at the end of the window"
+
+
+def card_of(verdict: Verdict, badge: str | None = None, *, current: bool = True) -> Card:
+    """The card of a verdict object. badge: what tells a recording or a named summary from live traffic; current: the
+    window ends now (`ends_now`)."""
     status = str(verdict.get("status") or "unknown")
     cause = verdict.get("cause")
     confidence = verdict.get("confidence") or {}
@@ -88,7 +103,8 @@ def card_of(verdict: Verdict, badge: str | None = None) -> Card:
         badge=clean(badge) if badge else _recorded(verdict.get("recorded") or {}),
         sentence=clean(verdict.get("headline") or ""),
         standing=_standing(verdict),
-        affected=_affected(verdict),
+        affected=_affected(verdict, current),
+        shares_of=_whose(verdict),
         shares=_shares(verdict.get("shares") or {}),
         evidence=tuple(_row(item, verdict.get("primary")) for item in verdict.get("evidence") or ()),
         changes=tuple(
@@ -142,7 +158,12 @@ def _about_primary(verdict: Verdict) -> list[Mapping[str, Any]]:
     return [item for item in verdict.get("evidence") or () if item.get("about", primary) == primary]
 
 
-def _affected(verdict: Verdict) -> str:
+def _whose(verdict: Verdict) -> str:
+    n = verdict.get("requests")
+    return f"all {fmt.count(n)} requests" if isinstance(n, int) and n > 1 else "all requests"
+
+
+def _affected(verdict: Verdict, current: bool) -> str:
     told = verdict.get("affected") or {}
     count, of = told.get("count"), told.get("of", verdict.get("requests"))
     if verdict.get("requests") is None and not count:
@@ -156,7 +177,7 @@ def _affected(verdict: Verdict) -> str:
         text = f"the slowest {fmt.count(count)} of {fmt.count(of)} requests"
     if count and told.get("matching") is not None and verdict.get("primary") not in (None, "inconclusive"):
         text += f", {fmt.count(told['matching'])} of them bound by {class_title(verdict['primary'])}"
-    for key, word in (("open", "still open"), ("refused", "refused"), ("aborted", "aborted")):
+    for key, word in (("open", open_word(current)), ("refused", "refused"), ("aborted", "aborted")):
         if verdict.get(key):
             text += f"; {fmt.count(verdict[key])} {word}"
     return text
@@ -304,7 +325,7 @@ def markdown(card: Card) -> str:
     lines += [f"**{card.tone}**, confidence {card.confidence}; {_md(card.standing)}", ""]
     lines += [f"{_md(card.affected)}.", ""] if card.affected else []
     if card.shares:
-        lines += ["Time: " + ", ".join(f"{_md(name)} {share}" for name, share in card.shares), ""]
+        lines += [f"Time of {card.shares_of}: " + ", ".join(f"{_md(name)} {share}" for name, share in card.shares), ""]
     if card.evidence:
         lines += ["| evidence | observed | expected | says |", "|---|---|---|---|"]
         lines += [f"| {_md(r.name)} | {_md(r.observed)} | {_md(r.expected)} | {_md(r.says)} |" for r in card.evidence]

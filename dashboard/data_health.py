@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasewise.analyzer import gauges, questions
+from phasewise.analyzer.window import Window
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.state import View
+from phasewise.dashboard.states import strangers_text
 from phasewise.dashboard.tables import window_object
 
 GOOD_COVERAGE = 0.9
@@ -31,6 +33,7 @@ def data_health(answers: Answers, view: View) -> dict[str, Any]:
         (window.from_unix_ns, window.to_unix_ns),
     )["n"][0]
     n = overall["n"]
+    writer = dict(answers.writer_health())
     return {
         "window": window_object(window),
         "requests": n,
@@ -47,9 +50,22 @@ def data_health(answers: Answers, view: View) -> dict[str, Any]:
         "engine_samples_unjoined": unjoined,
         "replicas_sampled": samples["replicas_n"],
         "instances": instances,
-        "writer": dict(answers.writer_health()),
+        "quality": _quality(answers, window, view),
+        "scrapes": writer.get("scrapes", []),
+        "writer": writer,
         "receiver": _receiver(answers),
     }
+
+
+def _quality(answers: Answers, window: Window, view: View) -> dict[str, int]:
+    """Requests of the window by quality flag: what their telemetry contradicted or left out, and what was done about it."""
+    rows = answers.rows(window, view.filters)
+    found = answers.reader.query(
+        f'SELECT flag, count(*) AS n FROM (SELECT unnest(string_split(trim("quality", \'[]"\'), \'","\')) AS flag '
+        f'FROM "requests" WHERE {rows.sql} AND "quality" IS NOT NULL) GROUP BY 1 ORDER BY 2 DESC, 1',
+        rows.parameters,
+    )
+    return dict(found.iter_rows())
 
 
 def _ratio(part: int | None, whole: int) -> float | None:
@@ -66,11 +82,16 @@ def _receiver(answers: Answers) -> Any:
 
 def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
     """What a reader of this window should know before trusting it: what, and why it matters or what to do."""
+    found = []
+    if (strangers := strangers_text(answers)) is not None:
+        title, names = strangers
+        found.append(
+            (title, f"{names} They are kept, shown in the waterfall of their trace, and not counted as requests.")
+        )
     if answers.watermark().empty:
-        return []
+        return found
     told = data_health(answers, view)
     coverage: Mapping[str, float | None] = told["coverage"]
-    found = []
     phases = coverage["phases"]
     if phases is not None and phases < GOOD_COVERAGE:
         lacking = fmt.percent(1 - phases)
@@ -94,29 +115,4 @@ def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
                 "They are kept and used by nothing: give the scrape an instance, or the engine's spans a service.instance.id.",
             )
         )
-    unmapped = _find(told["writer"], "unmapped")
-    if unmapped:
-        found.append(
-            (
-                f"{fmt.count(unmapped)} spans of unknown engines",
-                "They are kept, shown in the waterfall, and not counted as requests.",
-            )
-        )
     return found
-
-
-def _find(tree: object, word: str) -> float:
-    """The sum of the counters whose name holds a word, at any depth."""
-    if not isinstance(tree, Mapping):
-        return 0
-    total = 0.0
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            total += (
-                sum(v for v in value.values() if isinstance(v, int | float))
-                if word in str(name)
-                else _find(value, word)
-            )
-        elif word in str(name) and isinstance(value, int | float):
-            total += value
-    return total

@@ -38,6 +38,7 @@ class _Figures(Collector):
             verdicts.add_metric([status, primary, cause], n)
         yield verdicts
         yield from self._slow()
+        yield from self._scrapes(health.get("writer"))
         yield from self._writer(health.get("writer"))
 
     def _slow(self) -> Iterator[Metric]:
@@ -59,6 +60,22 @@ class _Figures(Collector):
         for row in frame.iter_rows(named=True):
             seconds.add_metric([row["cause"]], row["n"])
         yield seconds
+
+    @staticmethod
+    def _scrapes(writer: object) -> Iterator[Metric]:
+        up = GaugeMetricFamily("phasewise_scrape_up", "1 while scraping this target works.", labels=["target"])
+        age = GaugeMetricFamily(
+            "phasewise_scrape_last_success_age_seconds",
+            "Time since the last scrape of this target that worked.",
+            labels=["target"],
+        )
+        told = writer.get("scrapes") if isinstance(writer, Mapping) else None
+        for one in told if isinstance(told, list) else ():
+            up.add_metric([str(one["url"])], float(bool(one["up"])))
+            if one["last_success_age_s"] is not None:
+                age.add_metric([str(one["url"])], one["last_success_age_s"])
+        yield up
+        yield age
 
     @staticmethod
     def _writer(writer: object) -> Iterator[Metric]:

@@ -89,7 +89,8 @@ def _axis(**changes: Any) -> dict[str, Any]:
 def time_axis(from_unix_ns: int, to_unix_ns: int, labels: int = 6, **changes: Any) -> dict[str, Any]:
     """A UTC clock axis over the window; dragging on it zooms."""
     seconds = (to_unix_ns - from_unix_ns) / 1e9
-    form = "%H:%M:%S" if seconds <= 600 else "%H:%M" if seconds <= 2 * 86400 else "%b %-d"
+    day = "%b %-d" if seconds <= 300 * 86400 else "%b %Y"
+    form = "%H:%M:%S" if seconds <= 600 else "%H:%M" if seconds <= 2 * 86400 else day
     return _axis(
         type="date",
         range=[from_unix_ns / 1e6, to_unix_ns / 1e6],

@@ -145,13 +145,18 @@ def timestamp(unix_ns: int) -> str:
     return datetime.fromtimestamp(unix_ns // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def interval(from_unix_ns: int, to_unix_ns: int) -> str:
-    """Both ends on the clock, with days only where they are needed: 13:59:00–14:14:00, Nov 29."""
+def interval(from_unix_ns: int, to_unix_ns: int, now_unix_ns: int | None = None) -> str:
+    """Both ends on the clock, with day and year only where they are needed: Nov 29, 13:59:00 – 14:14:00. The year stands
+    where the ends differ in it, or where it is not that of `now_unix_ns`."""
     first, last = day(from_unix_ns), day(to_unix_ns)
+    years = {first[:4], last[:4]} | (set() if now_unix_ns is None else {day(now_unix_ns)[:4]})
+    written = "%b %-d %Y" if len(years) > 1 else "%b %-d"
+    start, end = (
+        datetime.fromtimestamp(unix_ns // 10**9, UTC).strftime(written) for unix_ns in (from_unix_ns, to_unix_ns)
+    )
     if first == last:
-        start = datetime.fromtimestamp(from_unix_ns // 10**9, UTC).strftime("%b %-d")
         return f"{start}, {moment(from_unix_ns)} – {moment(to_unix_ns)}"
-    return f"{moment(from_unix_ns, day=True)} – {moment(to_unix_ns, day=True)}"
+    return f"{start} {moment(from_unix_ns)} – {end} {moment(to_unix_ns)}"
 
 
 def age(value_s: float | None) -> str:

@@ -178,9 +178,15 @@ def skeleton(*heights: int, names: str = "") -> html.Div:
 def slot(name: str, waiting: Child, names: str = "") -> html.Div:
     """A place on a page that a callback fills (see `dashboard.regions`): a notice, the content, whether it ever loaded."""
     return html.Div(
-        [html.Div(id=f"{name}-notice"), html.Div(waiting, id=name), dcc.Store(id=f"{name}-ok")],
+        [html.Div(id=f"{name}-notice"), html.Div(waiting, id=name), dcc.Store(id=f"{name}-ok"), _working(name)],
         className=f"region {names}",
     )
+
+
+def _working(name: str) -> html.Div:
+    """What the browser shows over a slot that takes long: `assets/phasewise.js` fills it in."""
+    cancel = html.Button("Cancel", className="button quiet small", type="button", **attrs(data_cancel=name))
+    return box("working", html.Span("", className="working-text"), cancel, role="status")
 
 
 def state_card(title: str, *children: Child, tone: str = "", icon: str = "") -> html.Div:

@@ -1,12 +1,12 @@
 """Regions: the parts of a page that load by themselves.
 
 A region is built by a pure function of the answers and the view. Here stands, once, what happens around it: it runs off the
-event loop, old figures stay while new ones load or fail, and a failure becomes a sentence with a number.
+event loop, old figures stay while new ones load or fail, a failure becomes a sentence with a number, and what takes too long
+is stopped, by the clock or by whoever waits for it (`dashboard.work`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
@@ -17,8 +17,9 @@ from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.state import View, parse_view
-from phasewise.dashboard.states import failed, wrong_question
-from phasewise.rules.errors import InputError, MachineError
+from phasewise.dashboard.states import failed, stopped, wrong_question
+from phasewise.dashboard.work import Work, at_hand
+from phasewise.rules.errors import InputError, MachineError, Stopped
 
 LOG = logging.getLogger("phasewise.pages")
 Build = Callable[[Answers, View], Any]
@@ -41,6 +42,12 @@ def view_of(query: Mapping[str, Any] | None) -> View:
     return parse_view(str(told.get("path") or "/"), str(told.get("search") or ""))
 
 
+def started(answers: Answers, part: str, query: Mapping[str, Any], tick: Mapping[str, Any] | None = None) -> Work:
+    """The work for a part of a page, under the name by which its tab can call it off."""
+    at = (int(query.get("order") or 0), int((tick or {}).get("at") or 0))
+    return answers.works.start(str(query.get("tab") or ""), part, at)
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """name: of its `panels.slot`; build: what it shows. lead: tells of a failure that all share; the others stay quiet."""
@@ -61,19 +68,26 @@ def region(app: Dash, answers: Answers, page: str, one: Region) -> None:
         Input("tick", "data"),
         State(f"{one.name}-ok", "data"),
     )
-    async def fill(query: Mapping[str, Any] | None, _tick: object, loaded: bool | None) -> Any:
+    async def fill(query: Mapping[str, Any] | None, tick: Mapping[str, Any] | None, loaded: bool | None) -> Any:
         view = replace(view_of(query), site_slo=answers.site_slo)
         if query is None or view.page != page:
             return no_update, no_update, no_update
-        return await asyncio.to_thread(filled, answers, view, one, bool(loaded))
+        work = started(answers, one.name, query, tick)
+        return await answers.works.run(work, filled, answers, view, one, bool(loaded))
 
 
 def filled(answers: Answers, view: View, one: Region, loaded: bool) -> tuple[Any, Any, Any]:
     """What becomes of a region: its content, a notice above it, and whether it ever loaded."""
     try:
+        view.check()
         return one.build(answers, view), None, True
     except InputError as error:
         return (wrong_question(error, view) if one.lead else None), None, False
+    except Stopped as error:
+        if at_hand().overtaken:
+            return no_update, no_update, no_update
+        told = stopped(error, view, answers.now(), kept=loaded)
+        return (no_update, told, no_update) if loaded else (told, None, no_update)
     except MachineError as error:
         if not one.lead:
             return (no_update, None, no_update) if loaded else (None, None, no_update)

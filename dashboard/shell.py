@@ -13,7 +13,7 @@ from phasewise.analyzer.listing import distinct_values
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.panels import attrs, box, link, text
-from phasewise.dashboard.state import QUICK_RANGES, View
+from phasewise.dashboard.state import FILTER_NAMES, QUICK_RANGES, View
 from phasewise.dashboard.states import filter_text, without_filter
 from phasewise.rules.errors import InputError, PhasewiseError
 
@@ -187,7 +187,7 @@ def range_picker(view: View, now_unix_ns: int) -> list[Any]:
     elif view.relative:
         label = f"{view.from_text} to {view.to_text}"
     else:
-        label = fmt.interval(max(window.from_unix_ns, 0), min(window.to_unix_ns, 4 * 10**18))
+        label = fmt.interval(window.from_unix_ns, window.to_unix_ns, now_unix_ns)
     refresh_label = next(
         (name for _, seconds, name in REFRESH if seconds == view.refresh_s),
         f"{view.refresh_s} s" if view.refresh_s else "Off",
@@ -270,12 +270,15 @@ def range_picker(view: View, now_unix_ns: int) -> list[Any]:
 
 
 def chips(view: View) -> list[Any]:
-    """The filters in force, each with its way out; a wrong one is shown as it was written."""
+    """The filters in force, each with its way out, and variables that filter nothing; a wrong one as it was written."""
     try:
         filters = view.filters
     except InputError:
-        wrong = [value for name, value in view.pairs if name == "f" or name.startswith("var-")]
+        wrong = [value for name, value in view.pairs if name in FILTER_NAMES or name.startswith("var-")]
         return [text("chip wrong", ", ".join(wrong))]
+    unused = [f"{name} = {value}" for name, value in view.unused_variables]
+    note = f"{', '.join(unused)} filters nothing" if len(unused) == 1 else f"{', '.join(unused)} filter nothing"
+    why = "No field of a request has this name. Phasewise keeps the variable in the address and shows all requests."
     return [
         html.Span(
             [
@@ -287,7 +290,7 @@ def chips(view: View) -> list[Any]:
             className="chip",
         )
         for index, one in enumerate(filters)
-    ]
+    ] + ([text("chip unused", note, title=why)] if unused else [])
 
 
 def filter_values(answers: Answers) -> list[Any]:

@@ -1,12 +1,13 @@
 """The state of a page is its URL. This module reads it; `assets/phasewise.js` is the only writer.
 
 Grafana's names are taken as they are (`from`, `to`, `refresh`, `tz`, `var-NAME`, repeated for several values, `$__all` for no
-filter); our own are `f=key:op:value`, `slo`, `metric`, `sel`, `rows`, `cols`, `cell`, `sort` and `v`. Keys that nobody knows
-are kept by the browser and ignored here.
+filter); our own are `f=key:op:value` (or `filter=`), `slo`, `metric`, `sel`, `rows`, `cols`, `cell`, `sort` and `v`. Keys and
+variables that nobody knows are kept by the browser and filter nothing; the pages name the variables.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,15 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 from phasewise.analyzer.dimensions import dimension, metric
 from phasewise.analyzer.filters import FILTER_KEYS, filter_key
 from phasewise.analyzer.listing import Order, parse_order
-from phasewise.analyzer.window import Filter, Objective, Window, parse_filter, parse_slo, parse_window
+from phasewise.analyzer.window import (
+    LATEST_UNIX_NS,
+    Filter,
+    Objective,
+    Window,
+    parse_filter,
+    parse_slo,
+    parse_window,
+)
 from phasewise.rules.errors import InputError
 
 PAGES = ("triage", "requests", "slices", "trace")
@@ -24,7 +33,20 @@ CELLS = ("p50", "p95", "p99", "slow", "share")
 _ALL_VALUES = frozenset({"$__all", "All", "all", ""})
 # Variables of common Grafana boards that say nothing about requests here.
 _IGNORED_VARIABLES = frozenset({"namespace", "datasource", "DS_PROMETHEUS", "interval", "cluster"})
-_REFRESH = re.compile(r"^(\d+)(s|m|h)?$")
+_REFRESH = re.compile(r"([0-9]{1,9})(s|m|h)?")
+_MOST_REFRESH_S = 86_400
+FILTER_NAMES = ("f", "filter")
+OWN_KEYS = ("from", "to", *FILTER_NAMES, "slo", "metric", "sel", "rows", "cols", "cell", "sort", "v")
+# What Grafana writes into the address of a board besides the variables, and our own look.
+FOREIGN_KEYS = frozenset(
+    "refresh tz timezone theme orgId kiosk viewPanel editPanel panelId fullscreen autofitpanels inspect tab dashboardId "
+    "time time.window folderUid".split()
+)
+_READ_BY = {
+    "triage": ("filters", "slo"),
+    "requests": ("filters", "slo", "metric", "box", "order"),
+    "slices": ("filters", "slo", "metric", "box", "rows", "columns", "cell"),
+}
 QUICK_RANGES = (
     ("now-5m", "Last 5 minutes"),
     ("now-15m", "Last 15 minutes"),
@@ -82,23 +104,44 @@ class View:
         if not self.relative:
             return None
         text = self._first("refresh") or "10s"
-        match = _REFRESH.match(text)
+        match = _REFRESH.fullmatch(text)
         if not match or int(match[1]) == 0:
             return None
-        return max(5, int(match[1]) * {"s": 1, None: 1, "m": 60, "h": 3600}[match[2]])
+        return min(_MOST_REFRESH_S, max(5, int(match[1]) * {"s": 1, None: 1, "m": 60, "h": 3600}[match[2]]))
 
     @cached_property
     def filters(self) -> tuple[Filter, ...]:
-        """Filters from `f=` and `var-NAME=`; InputError names a wrong one."""
-        found = []
-        for name, value in self.pairs:
-            if name == "f" and value:
-                found.append(parse_filter(value))
-            elif name.startswith("var-") and value not in _ALL_VALUES and name[4:] not in _IGNORED_VARIABLES:
-                found.append(Filter(name[4:], "eq", value))
-        for filter_ in found:
-            filter_key(filter_.key)
-        return tuple(found)
+        """Filters from `f=`, `filter=` and `var-NAME=`; InputError names a wrong one. A variable that nobody knows is none."""
+        found = (self.filter_of(name, value) for name, value in self.pairs)
+        return tuple(one for one in found if one is not None)
+
+    @staticmethod
+    def filter_of(name: str, value: str) -> Filter | None:
+        """The filter that one pair of the address stands for."""
+        if name in FILTER_NAMES and value:
+            asked = parse_filter(value)
+            filter_key(asked.key)
+            return asked
+        if name.startswith("var-") and value not in _ALL_VALUES and is_filter_key(name[4:]):
+            return parse_filter(f"{name[4:]}:eq:{value}")
+        return None
+
+    @property
+    def unused_variables(self) -> tuple[tuple[str, str], ...]:
+        """Variables of a Grafana board, with their values, that say nothing about requests and are not known to do so."""
+        return tuple(
+            (name[4:], value)
+            for name, value in self.pairs
+            if name.startswith("var-")
+            and value not in _ALL_VALUES
+            and name[4:] not in _IGNORED_VARIABLES
+            and not is_filter_key(name[4:])
+        )
+
+    def check(self) -> None:
+        """Reads everything that this page takes from its address; InputError for the first that cannot be read."""
+        for name in _READ_BY.get(self.page, ()):
+            getattr(self, name)
 
     @property
     def slo_text(self) -> str:
@@ -140,8 +183,13 @@ class View:
             return None
         try:
             x0, x1, y0, y1 = (float(part) for part in text.split(","))
+            known = (
+                all(map(math.isfinite, (x0, x1, y0, y1))) and 0 <= min(x0, x1) <= max(x0, x1) <= LATEST_UNIX_NS / 1e6
+            )
         except ValueError:
-            raise InputError("sel", text, "is not a box", "four numbers: from ms, to ms, low s, high s") from None
+            known = False
+        if not known:
+            raise InputError("sel", text, "is not a box", "four numbers: from ms, to ms, low s, high s")
         return Box(round(min(x0, x1) * 1e6), round(max(x0, x1) * 1e6), min(y0, y1), max(y0, y1))
 
     @property
@@ -165,8 +213,17 @@ class View:
     def with_filters(self, page: str, filters: Sequence[Filter]) -> str:
         """The address of a page with more filters."""
         more = [f"{f.key}:{f.op}:{f.value}" for f in filters]
-        kept = [value for name, value in self.pairs if name == "f"]
-        return self.link(page, f=[*kept, *(text for text in more if text not in kept)])
+        kept = [value for name, value in self.pairs if name in FILTER_NAMES]
+        return self.link(page, filter=None, f=[*kept, *(text for text in more if text not in kept)])
+
+
+def is_filter_key(name: str) -> bool:
+    """It names something to filter by, under its own name or another tool's."""
+    try:
+        filter_key(name)
+    except InputError:
+        return False
+    return True
 
 
 def parse_view(path: str, search: str) -> View:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dash import html
 
-from phasewise.analyzer.listing import count_requests
 from phasewise.analyzer.window import Filter, Window
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.cards import clean
 from phasewise.dashboard.panels import attrs, box, copyable, link, state_card, text
-from phasewise.dashboard.state import View
-from phasewise.rules.errors import InputError
+from phasewise.dashboard.state import FILTER_NAMES, OWN_KEYS, View
+from phasewise.rules.errors import InputError, Stopped
 
 LOW_TRAFFIC = 30
+_SHOWN_NAMES = 5
+_CATCH_ALL = "llm_request_generic"  # the profile of engines that have none
+_LONGEST_NAME = 80
+_SHORT_S = 900.0
+_LONGEST_HALVED_S = 400 * 86400  # a window from the beginning of time has no useful half
 _SIGNS = {
     "eq": "=",
     "ne": "≠",
@@ -40,8 +43,7 @@ def without_filter(view: View, index: int) -> str:
     """The address without one filter, counted as `view.filters` counts them."""
     kept, position = [], -1
     for name, value in view.pairs:
-        counted = (name == "f" and value) or name.startswith("var-")
-        if counted and (name == "f" or any(f.key == name[4:] and f.value == value for f in view.filters)):
+        if view.filter_of(name, value) is not None:
             position += 1
             if position == index:
                 continue
@@ -54,9 +56,9 @@ def empty_state(answers: Answers, view: View) -> Any | None:
     if answers.watermark().empty:
         return onboarding(answers)
     window = view.window(answers.now())
-    if count_requests(answers.reader, answers.rows(window, view.filters)):
+    if answers.count(window, view.filters):
         return None
-    everything = count_requests(answers.reader, answers.rows(window))
+    everything = answers.count(window)
     if everything and view.filters:
         return _nothing_matches(answers, view, window, everything)
     return _no_traffic(answers, view, window)
@@ -66,7 +68,7 @@ def _nothing_matches(answers: Answers, view: View, window: Window, everything: i
     counts = []
     for index in range(len(view.filters)):
         others = [one for i, one in enumerate(view.filters) if i != index]
-        counts.append((count_requests(answers.reader, answers.rows(window, others)), index))
+        counts.append((answers.count(window, others), index))
     left, index = max(counts, key=lambda pair: (pair[0], -pair[1]))
     label = filter_text(view.filters[index])
     return state_card(
@@ -82,14 +84,20 @@ def _nothing_matches(answers: Answers, view: View, window: Window, everything: i
 
 
 def _unfiltered(view: View) -> str:
-    kept = tuple((name, value) for name, value in view.pairs if name != "f" and not name.startswith("var-"))
-    return View(view.page, view.identifier, kept).link(view.page)
+    kept = tuple(
+        (name, value) for name, value in view.pairs if name not in FILTER_NAMES and not name.startswith("var-")
+    )
+    return View(view.page, view.identifier, kept).link(view.page, identifier=view.identifier)
 
 
 def _no_traffic(answers: Answers, view: View, window: Window) -> html.Div:
     newest = answers.watermark().newest_finished_unix_ns
     who = " for " + ", ".join(filter_text(one) for one in view.filters) if view.filters else ""
-    lines = [text("", f"No request ended in {fmt.interval(window.from_unix_ns, window.to_unix_ns)} UTC{who}.")]
+    lines = [
+        text("", f"No request ended in {fmt.interval(window.from_unix_ns, window.to_unix_ns, answers.now())} UTC{who}.")
+    ]
+    if newest is None and (strangers := strangers_text(answers)) is not None:
+        lines += [text("strong", f"{strangers[0]}."), text("", strangers[1])]
     actions = []
     if newest is not None:
         lines.append(text("", f"The last one stored ended at {fmt.moment(newest, day=True)} UTC."))
@@ -105,8 +113,25 @@ def _no_traffic(answers: Answers, view: View, window: Window) -> html.Div:
     return state_card("No traffic in this window", box("state-text", *lines), box("state-actions", *actions), icon="○")
 
 
+def strangers_text(answers: Answers) -> tuple[str, str] | None:
+    """Spans that no profile knows, where there are any: how many, and their names with what they are kept for."""
+    unmapped = answers.unmapped_spans()
+    if not unmapped:
+        return None
+    n = sum(unmapped.values())
+    ordered = sorted(unmapped.items(), key=lambda item: (-item[1], item[0]))
+    names = ", ".join(clean(name)[:_LONGEST_NAME] for name, _ in ordered[:_SHOWN_NAMES])
+    more = f", and {len(ordered) - _SHOWN_NAMES} other names" if len(ordered) > _SHOWN_NAMES else ""
+    alone = answers.watermark().requests_n == 0
+    what = "none is of a known engine" if alone else "of no known engine"
+    received = f"{fmt.count(n)} span{'s' if n != 1 else ''} received"
+    title = f"{received}, {what}" if alone else f"{received} {what}"
+    return title, f"Names: {names}{more}."
+
+
 def onboarding(answers: Answers) -> html.Div:
     """The first-run card: three commands, and what has arrived so far."""
+    strangers = strangers_text(answers)
     info = answers.serve_info
     host = str(info.get("host") or "127.0.0.1")
     host = "127.0.0.1" if host in ("0.0.0.0", "::") else host
@@ -136,14 +161,22 @@ def onboarding(answers: Answers) -> html.Div:
     ]
     ticks = [
         ("Server is up and the store can be read", True),
-        ("Request span received", False),
+        ("Request span of a known engine received", False),
         ("Engine metrics found (serve --scrape http://ENGINE/metrics)", False),
         ("First verdict", False),
     ]
     return state_card(
-        "Waiting for the first request",
+        strangers[0] if strangers else "Waiting for the first request",
         box(
             "state-text",
+            *(
+                [
+                    text("", strangers[1]),
+                    text("", f"They are kept, and no request is counted. Profiles exist for {_known(answers)}."),
+                ]
+                if strangers
+                else []
+            ),
             text(
                 "",
                 f"Listening for OpenTelemetry on {host}:{grpc} (gRPC) and {host}:{http} (HTTP). This page fills by itself.",
@@ -164,6 +197,11 @@ def onboarding(answers: Answers) -> html.Div:
     )
 
 
+def _known(answers: Answers) -> str:
+    profiles = sorted(answers.rulebook.engines.values(), key=lambda one: one.order)
+    return ", ".join(one.title for one in profiles if one.role == "engine" and one.id != _CATCH_ALL)
+
+
 def low_traffic(n: int, view: View) -> html.Div | None:
     """A note where percentiles rest on too few requests."""
     if n == 0 or n >= LOW_TRAFFIC:
@@ -182,9 +220,18 @@ def low_traffic(n: int, view: View) -> html.Div | None:
 
 def wrong_question(error: InputError, view: View) -> html.Div:
     """The address asks for something that cannot be answered: what, and what to write instead."""
-    actions: Sequence[Any] = [link("Remove all filters", _unfiltered(view), "button")] if view.pairs else []
-    if error.source in ("from", "to", "time"):
-        actions = [link("Last 15 minutes", view.link(view.page, **{"from": None, "to": None}), "button")]
+    source = str(error.source)
+    here = {"identifier": view.identifier}
+    if source in ("from", "to", "time"):
+        actions = [
+            link("Last 15 minutes", view.link(view.page, **here, **{"from": None, "to": None}), "button primary")
+        ]
+    elif keys := {"by": ("rows", "cols")}.get(source) or (
+        (source,) if source in OWN_KEYS and source != "filter" else ()
+    ):
+        actions = [link("Leave it out", view.link(view.page, **here, **dict.fromkeys(keys)), "button primary")]
+    else:
+        actions = [link("Remove all filters", _unfiltered(view), "button primary")]
     return state_card(
         "This address cannot be answered",
         box("state-text", text("", str(error))),
@@ -192,6 +239,11 @@ def wrong_question(error: InputError, view: View) -> html.Div:
         tone="warning",
         icon="!",
     )
+
+
+def refused(sentence: str, remedy: str) -> html.Div:
+    """A list that could not be asked for that way."""
+    return box("notice error", text("notice-title", sentence), text("", remedy))
 
 
 def failed(sentence: str, reference: str, *, kept: bool) -> html.Div:
@@ -217,6 +269,45 @@ def failed(sentence: str, reference: str, *, kept: bool) -> html.Div:
         tone="failed",
         icon="!",
     )
+
+
+def stopped(error: Stopped, view: View, now_unix_ns: int, *, kept: bool) -> html.Div:
+    """A part that was given up: why, and what to ask instead. `kept`: figures from before stand below."""
+    title = error.problem[:1].upper() + error.problem[1:]
+    hint = f"{error.remedy[:1].upper()}{error.remedy[1:]}." if error.remedy else ""
+    actions: list[Any] = [link(name, address, "button") for name, address in narrower(view, now_unix_ns)]
+    actions.append(html.Button("Retry", className="button quiet", type="button", **attrs(data_retry="1")))
+    if kept:
+        return box(
+            "notice quiet",
+            text("notice-title", title),
+            text("", f"{hint} The figures below are from before.".strip()),
+            *actions,
+        )
+    return state_card(
+        title,
+        box("state-text", text("", hint)) if hint else None,
+        box("state-actions", *actions),
+        tone="stopped",
+        icon="◔",
+    )
+
+
+def narrower(view: View, now_unix_ns: int) -> list[tuple[str, str]]:
+    """Shorter windows with the same end, as name and address: the later half, and 15 minutes. None for a single request."""
+    if view.page == "trace":
+        return []
+    window = view.window(now_unix_ns)
+    lengths_s = [_SHORT_S] if window.seconds > _SHORT_S else []
+    if 2 < window.seconds <= _LONGEST_HALVED_S:
+        lengths_s.insert(0, window.seconds / 2)
+    moving = view.to_text == "now"
+    found = {}
+    for length_s in lengths_s:
+        start = f"now-{round(length_s)}s" if moving else fmt.timestamp(window.to_unix_ns - round(length_s * 1e9))
+        last = f"Last {fmt.seconds(length_s)}" if length_s != _SHORT_S else "Last 15 minutes"
+        found[last if moving else f"{last} of this window"] = view.link(view.page, **{"from": start})
+    return list(found.items())
 
 
 def wrong_page(view: View) -> html.Div:

@@ -74,7 +74,7 @@ def _full(card: Card) -> Iterator[tuple[str, Text | Table]]:
     if card.affected:
         yield "affected", _text(card.affected)
     if card.shares:
-        yield "time", _text(" · ".join(f"{name} {share}" for name, share in card.shares))
+        yield "time", _text(f"of {card.shares_of}: " + " · ".join(f"{name} {share}" for name, share in card.shares))
     if card.evidence:
         yield "evidence", _evidence(card.evidence)
     for number, change in enumerate(card.changes):

@@ -11,7 +11,7 @@ from typing import Any
 from dash import html
 
 from phasewise.dashboard import format as fmt
-from phasewise.dashboard.cards import Card, card_of, clean, markdown
+from phasewise.dashboard.cards import Card, card_of, clean, markdown, open_word
 from phasewise.dashboard.panels import Child, attrs, badge, box, copyable, link, text
 from phasewise.dashboard.state import View
 from phasewise.dashboard.wording import cause_text, class_title
@@ -20,11 +20,11 @@ Verdict = Mapping[str, Any]
 _EVIDENCE_SHOWN = 7
 
 
-def verdict_card(verdict: Verdict, view: View, rank: int = 1) -> html.Article:
-    """Card number `rank`, full size."""
-    card = card_of(verdict)
+def verdict_card(verdict: Verdict, view: View, rank: int = 1, *, current: bool = True) -> html.Article:
+    """Card number `rank`, full size. current: the window ends now (`cards.ends_now`), so that what is open is open still."""
+    card = card_of(verdict, current=current)
     sections = [
-        _affected(verdict, card, view),
+        _affected(verdict, card, view, current),
         _evidence(verdict),
         _changes(verdict),
         _refused(verdict),
@@ -91,11 +91,11 @@ def _section(name: str, *children: Child, names: str = "") -> html.Section:
     )
 
 
-def _affected(verdict: Verdict, card: Card, view: View) -> html.Section:
+def _affected(verdict: Verdict, card: Card, view: View, current: bool) -> html.Section:
     lines: list[Child] = [text("card-strong", card.affected[:1].upper() + card.affected[1:] + ".")]
     flight = verdict.get("in_flight") or {}
     if flight.get("open"):
-        lines.append(_flight(flight))
+        lines.append(_flight(flight, current))
     baseline = verdict.get("baseline")
     if isinstance(baseline, Mapping) and baseline.get("e2e_p50_s") is not None:
         how = "same prompt and output lengths" if baseline.get("matched") else "baseline not matched in shape"
@@ -116,8 +116,8 @@ def _affected(verdict: Verdict, card: Card, view: View) -> html.Section:
     return _section("Affected", *lines)
 
 
-def _flight(flight: Mapping[str, Any]) -> html.Div:
-    """Evidence of requests that have not ended: it leads while a window is open, and is marked as what it is."""
+def _flight(flight: Mapping[str, Any], current: bool) -> html.Div:
+    """Evidence of requests that had not ended with the window: it leads while that is open, and is marked as what it is."""
     parts = []
     for key, word, unit in (
         ("running", "running", "count"),
@@ -130,7 +130,7 @@ def _flight(flight: Mapping[str, Any]) -> html.Div:
     return box(
         "in-flight",
         badge("in flight", "live"),
-        text("", f"{fmt.count(flight.get('open'))} requests still open: {', '.join(parts)}."),
+        text("", f"{fmt.count(flight.get('open'))} requests {open_word(current)}: {', '.join(parts)}."),
     )
 
 
@@ -312,7 +312,7 @@ def _refused(verdict: Verdict) -> html.Section | None:
             [
                 text("strong", item.get("title") or item.get("technique")),
                 text("reason", _sentence(item.get("reason"))),
-                text("reason quiet", f"Starts to help at {clean(item['starts_to_help_at'])}.")
+                text("reason quiet", f"Starts to help {clean(item['starts_to_help_at'])}.")
                 if item.get("starts_to_help_at")
                 else None,
             ]

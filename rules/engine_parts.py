@@ -51,15 +51,21 @@ class Detector:
     not_names: tuple[str, ...] = ()
     attribute_values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # equal; a final * matches any rest
     attributes_contain: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dropped: bool = False  # only spans whose sender says that it dropped attributes
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A quantity on the span: the first attribute present wins; scale turns its unit into ours."""
+    """A quantity on the span: the first attribute present wins; scale turns its unit into ours.
+
+    events: names of span events; the earliest tells the time since the start of the span, where it comes before what the
+    attribute says.
+    """
 
     attributes: tuple[str, ...]
     resource: tuple[str, ...] = ()
     scale: float = 1.0
+    events: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ def detector(table: TomlTable) -> Detector:
         not_names=texts(table, "not_name"),
         attribute_values=_labels(table, "attribute"),
         attributes_contain=_labels(table, "attributes_contain"),
+        dropped=table.truth("dropped"),
     )
     table.finish()
     conditions = (getattr(found, part.name) for part in fields(Detector))
@@ -122,7 +123,8 @@ def keys(table: TomlTable, key: str, known: Collection[str], timed: bool = False
     found = {}
     for name, part in named_tables(table, key, known):
         scale = UNIT_SECONDS[part.word("unit", UNIT_SECONDS)] if timed else 1.0
-        found[name] = _finished(part, Key(texts(part, "from"), texts(part, "resource"), scale))
+        events = texts(part, "events") if timed else ()
+        found[name] = _finished(part, Key(texts(part, "from"), texts(part, "resource"), scale, events))
         if not found[name].attributes and not found[name].resource:
             raise RuleError(part.path, part.prefix, "needs `from` (attribute names) or `resource`")
     return MappingProxyType(found)

@@ -23,12 +23,13 @@ class RuleError(PhasewiseError):
 class InputError(PhasewiseError):
     """A file, option or request body cannot be used.
 
-    source: the file or option; field: where in it; remedy: what the user can do.
+    source: the file or option; field: where in it; remedy: what the user can do; told: all of it but the remedy.
     """
 
     def __init__(self, source: Path | str, field: str, problem: str, remedy: str = "") -> None:
         where = f"{source}: {field}" if field else str(source)
-        super().__init__(f"{where}: {problem}" + (f" ({remedy})" if remedy else ""))
+        self.told = f"{where}: {problem}"
+        super().__init__(self.told + (f" ({remedy})" if remedy else ""))
         self.source = source
         self.field = field
         self.remedy = remedy
@@ -38,3 +39,34 @@ class MachineError(PhasewiseError):
     """The machine refuses: a busy port, no permission, a locked store, no server, no disk."""
 
     exit_code = 4
+
+
+class Stopped(MachineError):
+    """An answer was given up although nothing is broken. problem: why; remedy: what to ask instead, or when."""
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem + (f" ({remedy})" if remedy else ""))
+        self.problem = problem
+        self.remedy = remedy
+
+
+class TooSlow(Stopped):
+    """It took longer than whoever asked was ready to wait."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"stopped after {limit_s:g} s", "narrow the range or add a filter")
+        self.limit_s = limit_s
+
+
+class Cancelled(Stopped):
+    """Whoever asked no longer wants it."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled")
+
+
+class TooBusy(Stopped):
+    """Too many questions wait already."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(f"{waiting} questions wait already", "ask again in a few seconds")

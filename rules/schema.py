@@ -138,7 +138,7 @@ EXPECTATIONS: tuple[str, ...] = ("offered", "refused", "not_applicable", "in_for
 # The functions of analyzer/gains.py, named here so that a wrong name stops the start; a test keeps both lists equal.
 DIRECT_GAINS: tuple[str, ...] = (
     "acted_share", "weight_bytes_saved", "kv_bytes_saved", "pool_growth", "split_over_devices", "faster_compute",
-    "speculation_saved", "prefix_reuse", "weights_amortized", "measured_excess",
+    "speculation_saved", "prefix_reuse", "measured_excess", "preemption_avoided", "load_split",
 )  # fmt: skip
 INDUCED_GAINS: tuple[str, ...] = ("queue_drain",)
 

@@ -172,6 +172,10 @@ SIGNALS: Mapping[str, Signal] = _signals(
     weights_offloaded=("truth", "weights live outside device memory, or are unloaded between requests"),
     routing_policy=("word", "how the router picks a replica, by its own name"),
     status=("word", "healthy, slow or unknown, as the verdict says"),
+    objective_metric=(
+        "word",
+        "ttft, tpot, itl, e2e or queue: the objective that is broken; unknown where none is set or broken",
+    ),
     # near the roof or far from it
     decode_over_roof_ratio=("ratio", "measured decode step over its roofline bound"),
     prefill_over_roof_ratio=("ratio", "measured prefill over its roofline bound"),
@@ -198,6 +202,10 @@ SIGNALS: Mapping[str, Signal] = _signals(
     api_servers_count=("count", "API server processes"),
     # before and around the engine
     frontend_ratio=("ratio", "time before the engine core admits a request as a share of its time to first token"),
+    host_before_queue_ratio=(
+        "ratio",
+        "part of the host seconds of affected requests that passes before the engine's queue",
+    ),
     preprocess_ratio=("ratio", "image or audio preparation as a share of end-to-end seconds"),
     preprocess_workers_count=("count", "worker processes that prepare images or audio"),
     images_per_request_mean=("count", "images of one request, mean"),

@@ -121,7 +121,14 @@ def make_sample(*, at_s: float = 0.0, **fields: object) -> EngineSample:
 
 
 def make_instance(**fields: object) -> Instance:
-    made = Instance(instance="gpu-0:8000", engine="vllm", model="llama-8b", kind="scrape", joined_to="gpu-0")
+    made = Instance(
+        instance="gpu-0:8000",
+        engine="vllm",
+        model="llama-8b",
+        kind="scrape",
+        joined_to="gpu-0",
+        last_seen_unix_ns=2**62,
+    )
     return replace(made, **fields)  # type: ignore[arg-type]
 
 

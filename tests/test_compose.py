@@ -51,7 +51,7 @@ def test_the_app_is_started_with_options_that_exist() -> None:
 def test_the_engine_waits_for_the_app_and_sends_to_its_otlp_port() -> None:
     engine = COMPOSE["services"]["engine"]
     assert engine["depends_on"]["app"]["condition"] == "service_healthy"
-    assert "--otlp-traces-endpoint=grpc://app:4317" in engine["command"]
+    assert "--otlp-traces-endpoint=http://app:4317" in engine["command"]
     assert engine["image"].startswith("vllm/")
 
 

@@ -24,11 +24,13 @@ from phasewise.analyzer.summary import (
     views,
     waiting,
 )
+from phasewise.analyzer.summary.boundary import within_the_engine
 from phasewise.analyzer.summary.document import validate_summary
 from phasewise.analyzer.summary.hypothesis import Detector, Hypothesis
 from phasewise.analyzer.summary.machine import Machine, read_machine
 from phasewise.analyzer.summary.points import Summary
 from phasewise.analyzer.summary.reader import read_summary
+from phasewise.analyzer.summary.shares import of_consequence
 from phasewise.analyzer.summary.verdict import verdict_json
 from phasewise.rules.load import Rulebook
 
@@ -99,4 +101,5 @@ def explain_summary(document: Mapping[str, object], rulebook: Rulebook) -> dict[
     validate_summary(document)
     summary = read_summary(document)
     machine = read_machine(summary, rulebook)
-    return verdict_json(summary, machine, hypotheses_of(summary, machine), rulebook)
+    said = of_consequence(summary, within_the_engine(summary, hypotheses_of(summary, machine)))
+    return verdict_json(summary, machine, said, rulebook)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from phasewise.analyzer.summary.host import HOST_ADVICE
-from phasewise.analyzer.summary.hypothesis import Evidence, Hypothesis, Tempting, computed, either, given
+from phasewise.analyzer.summary.hypothesis import (
+    Evidence,
+    Hypothesis,
+    Tempting,
+    computed,
+    either,
+    given,
+    nothing_waits,
+    supported,
+)
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.points import Point, Summary, at_least, at_most
 
@@ -24,16 +33,8 @@ def compiling(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         row, slow, later = first_slow
         if not _explained_by_cache(summary):
             strength = either(strength, 0.65 if slow >= 5 * later else 0.5)
-            evidence.append(
-                computed(
-                    "first_ttft_s",
-                    slow,
-                    later,
-                    "s",
-                    row.place,
-                    "the first request takes many times as long as the next ones",
-                )
-            )
+            said = "the first request takes many times as long as the next ones"
+            evidence.append(computed("first_ttft_s", slow, later, "s", row.place, said))
             mean, count = summary.observed.seconds("ttft_mean"), summary.number("samples_count")
             if mean is not None and at_most(count, 10) and mean > 2 * later:
                 evidence.append(
@@ -47,9 +48,7 @@ def compiling(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         return  # a grammar that is compiled once: context
     if summary.count("workload.adapters_count"):
         strength *= 0.5
-    if at_most(summary.waiting, 0):
-        strength = either(strength, 0.15)
-        evidence.extend(given(summary, "requests_waiting", "nothing waits"))
+    strength = supported(strength, evidence, 0.15, nothing_waits(summary))
     yield Hypothesis(
         cause="cold_start",
         mechanism="cold_start",
@@ -77,8 +76,15 @@ def _first_slow(summary: Summary) -> tuple[Point, float, float] | None:
     sizes = [n for p, _ in rows if (n := p.input_tokens) is not None]
     if sizes and max(sizes) > 1.5 * min(sizes):
         return None
+    return slow_first(rows, 0.3)
+
+
+def slow_first(rows: Sequence[tuple[Point, float]], least_s: float) -> tuple[Point, float, float] | None:
+    """(row, its seconds, median of the later ones) where the first takes three times as long, and `least_s` more."""
+    if len(rows) < 2:
+        return None
     (row, slow), later = rows[0], median(t for _, t in rows[1:])
-    return (row, slow, later) if slow >= 3 * later and slow - later > 0.3 else None
+    return (row, slow, later) if slow >= 3 * later and slow - later > least_s else None
 
 
 def _explained_by_cache(summary: Summary) -> bool:
@@ -123,9 +129,7 @@ def adapters(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         evidence.append(first_use)
     if not evidence:
         return
-    if at_most(summary.waiting, 0):
-        strength = either(strength, 0.1)
-        evidence.extend(given(summary, "requests_waiting", "nothing waits"))
+    strength = supported(strength, evidence, 0.1, nothing_waits(summary))
     crowded = bool(wanted and fit and wanted > fit)
     yield Hypothesis(
         cause="host",

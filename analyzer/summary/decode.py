@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from phasewise.analyzer.summary.hypothesis import Evidence, Hypothesis, Tempting, computed, configured, either, given
+from phasewise.analyzer.summary.hypothesis import (
+    Evidence,
+    Hypothesis,
+    Tempting,
+    computed,
+    configured,
+    either,
+    nothing_waits,
+    supported,
+)
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.points import Point, Summary, at_least, at_most, first, ratio
 
 # Decode that is limited by memory reaches this share of the data sheet's bandwidth at least, far from any other limit.
 _NEAR_ROOF_RATIO = 0.35
 _GOOD_ROOF_RATIO = 0.55
+_PROMPT_OVER_FLOOR = 10.0
 _ADVICE = (
     Tempting("prefix_caching", "acts on prefill; this is decode"),
     Tempting("raise_prefill_chunk", "acts on prefill; this is decode"),
@@ -94,11 +104,18 @@ def memory_roof(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         )
     elif share is not None:
         evidence.append(computed("decode_share", share, None, "ratio", "(N - 1) x tpot / e2e", "of the time is decode"))
+    late = _late_start(summary, machine)
+    if late is not None:
+        strength *= max(0.0, 1 - 1.2 * late)
+        evidence.append(
+            computed(
+                "unexplained_start", late, 0.0, "ratio", "ttft / e2e", "is a wait for the first token that the prompt does not explain",
+                against=True,
+            )
+        )  # fmt: skip
     if summary.text("workload.objective") == "ttft":
         strength *= 0.5
-    if at_most(summary.waiting, 0):
-        strength = either(strength, 0.1)
-        evidence.extend(given(summary, "requests_waiting", "nothing waits"))
+    strength = supported(strength, evidence, 0.1, nothing_waits(summary))
     by_kv = read[1] > read[0]
     sockets = machine.kind == "cpu" and at_least(summary.count("hardware.count"), 2)
     yield Hypothesis(
@@ -122,7 +139,23 @@ def memory_roof(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         ),
         share=share,
         phase="tpot",
+        caveat="how long the request takes besides decoding" if share is None else None,
     )
+
+
+def _late_start(summary: Summary, machine: Machine) -> float | None:
+    """Share of the request before the first token, where it is large and many times what the prompt's arithmetic takes.
+
+    None where the start is short, or where nothing says how long the prompt takes. Prefill reaches a quarter of the peak
+    or more on prompts of some length; ten times the floor is not the prompt.
+    """
+    share, ttft, prompt = decode_share(summary), summary.typical_s("ttft"), summary.input_tokens
+    measured = summary.typical_s("prefill") or ratio(prompt, summary.number("prefill_rate_tok_per_s"))
+    floor = machine.prefill_floor_s(prompt) if prompt else None
+    most = 2 * measured if measured else _PROMPT_OVER_FLOOR * floor if floor else None
+    if share is None or ttft is None or most is None or share > 0.85 or ttft < max(most, 0.3):
+        return None
+    return 1 - share
 
 
 def _techniques(summary: Summary, machine: Machine, batch: float, by_kv: bool, sockets: bool) -> tuple[str, ...]:

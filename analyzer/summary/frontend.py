@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 
-from phasewise.analyzer.summary.hypothesis import Evidence, Hypothesis, Tempting, computed, configured, either, given
+from phasewise.analyzer.summary.boundary import outside_s
+from phasewise.analyzer.summary.cold import slow_first
+from phasewise.analyzer.summary.hypothesis import (
+    Evidence,
+    Hypothesis,
+    Tempting,
+    computed,
+    configured,
+    either,
+    given,
+    nothing_waits,
+    supported,
+)
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.points import Summary, at_least, at_most, first, near, ratio
 
+# From this share of a wait on, preparation is what explains it.
+_EXPLAINS_RATIO = 0.35
 _ADVICE = (
     Tempting("add_gpu_memory", "the engine is not reached yet; its memory is not what is waited for"),
     Tempting("raise_max_num_seqs", "the engine's queue is empty: slots are free"),
@@ -37,12 +50,15 @@ def before_admission(summary: Summary, machine: Machine) -> Iterator[Hypothesis]
         spent, name = checked, "validation"
     if spent is None and tail is None:
         return
-    whole = summary.typical_s("ttft") or summary.typical_s("e2e")
+    longest = first((spent, tail)) or 0.0
+    if longest < _EXPLAINS_RATIO * outside_s(summary):
+        return  # most of what is lost between client and engine is lost elsewhere
+    whole = summary.felt_s("ttft") or summary.felt_s("e2e")
     later = (summary.typical_s("prefill") or 0.0) + (summary.seconds("queue_p50") or 0.0)
     share = ratio(spent, whole)
     strength = 0.0
     evidence: list[Evidence] = []
-    if share is not None and share >= 0.35:
+    if share is not None and share >= _EXPLAINS_RATIO:
         strength = 0.65
         evidence.append(
             computed(
@@ -54,7 +70,7 @@ def before_admission(summary: Summary, machine: Machine) -> Iterator[Hypothesis]
                 "of the time to first token passes before the engine admits the request",
             )
         )
-    elif spent is not None and later and spent >= later:
+    elif spent is not None and later and spent >= later and (share is None or not summary.felt_s("ttft")):
         strength = 0.6
         evidence.append(computed(f"{name}_s", spent, later, "s", name, "takes longer than queue and prefill together"))
     elif whole is None and not later and (at_least(spent, 0.5) or at_least(tail, 2.0)):
@@ -107,7 +123,7 @@ def preprocessing(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     each, done = summary.seconds("preprocess_p50"), summary.number("request_throughput_per_s")
     workers = summary.count("engine.preprocess_workers")
     capacity = summary.number("preprocess_throughput_per_s") or ratio(workers or 1.0, each)
-    whole = summary.typical_s("ttft") or summary.typical_s("e2e")
+    whole = summary.felt_s("ttft") or summary.felt_s("e2e")
     strength = 0.0
     evidence: list[Evidence] = []
     if done and capacity and 0.4 * capacity <= done <= 1.15 * capacity:
@@ -123,7 +139,7 @@ def preprocessing(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
             )
         )
     share = ratio(each, whole)
-    if share is not None and share >= 0.35:
+    if share is not None and share >= _EXPLAINS_RATIO:
         strength = either(strength, 0.6)
         evidence.append(
             computed(
@@ -135,6 +151,11 @@ def preprocessing(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
                 "of the time to first token is preparation",
             )
         )
+    later = (summary.typical_s("prefill") or 0.0) + (summary.seconds("queue_p50") or 0.0)
+    if whole is None and each is not None and later and each >= 3 * later:
+        strength = either(strength, 0.6)
+        said = "takes many times as long as queue and prefill together"
+        evidence.append(computed("preprocess_s", each, later, "s", "preprocess_p50_ms", said))
     if not evidence:
         return
     serial = _hardly_scales(summary, done)
@@ -145,9 +166,7 @@ def preprocessing(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     if smaller is not None:
         strength = either(strength, 0.5)
         evidence.append(smaller)
-    if at_most(summary.waiting, 0.5):
-        strength = either(strength, 0.35)
-        evidence.extend(given(summary, "requests_waiting", "the engine's own queue is empty"))
+    strength = supported(strength, evidence, 0.35, nothing_waits(summary, "the engine's own queue is empty", most=0.5))
     if at_most(workers, 1):
         strength = either(strength, 0.1)
         evidence.extend(configured(summary.observed, "engine.preprocess_workers", "one worker prepares for all"))
@@ -221,20 +240,12 @@ def grammar_first(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     evidence: list[Evidence] = []
     strength = 0.0
     rows = [(p, t) for p in summary.requests if (t := p.typical_s("ttft")) is not None]
-    if len(rows) >= 2:
-        slow, later = rows[0][1], median(t for _, t in rows[1:])
-        if slow >= 3 * later and slow - later > 0.2:
-            strength = 0.65
-            evidence.append(
-                computed(
-                    "first_ttft_s",
-                    slow,
-                    later,
-                    "s",
-                    rows[0][0].place,
-                    "the first request of a schema waits for its grammar",
-                )
-            )
+    compiled = slow_first(rows, 0.2)
+    if compiled is not None:
+        row, slow, later = compiled
+        strength = 0.65
+        said = "the first request of a schema waits for its grammar"
+        evidence.append(computed("first_ttft_s", slow, later, "s", row.place, said))
     if ttft and own is not None and ttft > 4 * own and ttft - own > 0.2:
         strength = either(strength, 0.45)
         evidence.append(computed("ttft_s", ttft, own, "s", "ttft and prefill", "prefill explains little of it"))

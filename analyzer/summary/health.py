@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from phasewise.analyzer.summary.decode import batch_of, step_s
-from phasewise.analyzer.summary.hypothesis import Evidence, Hypothesis, Tempting, computed, either, given
+from phasewise.analyzer.summary.hypothesis import (
+    Evidence,
+    Hypothesis,
+    Tempting,
+    computed,
+    either,
+    given,
+    memory_is_free,
+    nothing_waits,
+    supported,
+)
 from phasewise.analyzer.summary.machine import SLOWEST_ACCELERATOR_BYTES_PER_S, Machine
 from phasewise.analyzer.summary.points import Summary, at_least, at_most, first, ratio
 
@@ -80,12 +90,8 @@ def far_from_limits(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         evidence.append(power)
     if not evidence or strength < 0.3:
         return
-    if at_most(summary.waiting, 0):
-        strength = either(strength, 0.15)
-        evidence.extend(given(summary, "requests_waiting", "nothing waits"))
-    if at_most(summary.kv_usage, 0.5):
-        strength = either(strength, 0.1)
-        evidence.extend(given(summary, "kv_cache_usage_ratio", "memory is free"))
+    strength = supported(strength, evidence, 0.15, nothing_waits(summary))
+    strength = supported(strength, evidence, 0.1, memory_is_free(summary, 0.5, text="memory is free"))
     yield Hypothesis(
         cause="unexplained",
         mechanism="far_from_limits",

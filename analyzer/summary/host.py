@@ -13,8 +13,10 @@ from phasewise.analyzer.summary.hypothesis import (
     configured,
     either,
     given,
+    nothing_waits,
     objection,
     reading,
+    supported,
 )
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.points import Summary, at_least, at_most, near, ratio
@@ -132,9 +134,8 @@ def eager_launches(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
                 "output_throughput", reached, wanted, "tokens/s", "output_throughput", "far from what the owner expects"
             )
         )
-    if at_most(summary.waiting, 0) and strength > 0.5:
-        strength = either(strength, 0.15)
-        evidence.extend(given(summary, "requests_waiting", "nothing waits"))
+    if strength > 0.5:
+        strength = supported(strength, evidence, 0.15, nothing_waits(summary))
     yield Hypothesis(
         cause="host",
         mechanism="eager_launches",

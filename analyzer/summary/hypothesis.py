@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from phasewise.analyzer.summary.machine import Machine
-from phasewise.analyzer.summary.points import Point, Scalar, Summary
+from phasewise.analyzer.summary.points import Point, Scalar, Summary, at_most
 from phasewise.rules.vocabulary import CLASS_OF_CAUSE
 
 
@@ -40,6 +40,7 @@ class Hypothesis:
 
     techniques: candidates in order of preference; symptoms: classes whose signs this mechanism itself produces (a full KV
     pool makes a queue), so that they do not compete; share: of the affected time, where it can be computed.
+    caveat: what was not measured and would refute it; whoever has one is named with low confidence at most.
     """
 
     cause: str
@@ -52,6 +53,7 @@ class Hypothesis:
     symptoms: frozenset[str] = field(default_factory=frozenset)
     share: float | None = None
     phase: str | None = None  # what it delays: ttft, tpot or e2e
+    caveat: str | None = None
 
     @property
     def category(self) -> str:
@@ -141,3 +143,28 @@ def computed(
 ) -> Evidence:
     """Evidence that is arithmetic over several numbers; `source` names them."""
     return Evidence(name, observed, expected, unit, source, text, "against" if against else "for")
+
+
+# --- what many mechanisms listen to ----------------------------------------------------------------------------------
+
+
+def supported(strength: float, evidence: list[Evidence], weight: float, found: Iterable[Evidence]) -> float:
+    """The strength with one more independent sign of this weight, whose evidence is added; as it was where there is none."""
+    more = tuple(found)
+    evidence.extend(more)
+    return either(strength, weight) if more else strength
+
+
+def nothing_waits(summary: Summary, text: str = "nothing waits", most: float = 0.0) -> tuple[Evidence, ...]:
+    """The engine's queue is known to be empty (at most `most` requests); empty where requests wait or it is unknown."""
+    return given(summary, "requests_waiting", text) if at_most(summary.waiting, most) else ()
+
+
+def nothing_preempted(summary: Summary) -> tuple[Evidence, ...]:
+    """No sequence is known to have been thrown out of the pool."""
+    return given(summary, "preemptions_count", "nothing was preempted") if at_most(summary.preemptions, 0) else ()
+
+
+def memory_is_free(summary: Summary, most: float = 0.85, text: str = "KV memory is free") -> tuple[Evidence, ...]:
+    """The KV pool is known to have room."""
+    return given(summary, "kv_cache_usage_ratio", text) if at_most(summary.kv_usage, most) else ()

@@ -13,8 +13,10 @@ from phasewise.analyzer.summary.hypothesis import (
     configured,
     either,
     given,
+    nothing_waits,
     objection,
     reading,
+    supported,
 )
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.points import Point, Summary, at_least, at_most, finite, near, ratio
@@ -127,29 +129,11 @@ def long_steps(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     unchunked = summary.truth("engine.chunked_prefill") is False or ("prefill" in policy and "first" in policy)
     if tail and middle and tail >= 5 * middle and unchunked:
         strength = either(strength, 0.55)
-        evidence.append(
-            computed(
-                "itl_tail_s",
-                tail,
-                middle,
-                "s",
-                "observed.itl",
-                "single gaps are many times the usual one, and prompts are not chunked",
-            )
-        )
+        evidence.append(_gaps(tail, middle, "and prompts are not chunked"))
     elif tail and middle and tail >= 5 * middle and mixed and not separated(summary):
         longest = _longest_prompt(summary)
         strength = either(strength, 0.4)
-        evidence.append(
-            computed(
-                "itl_tail_s",
-                tail,
-                middle,
-                "s",
-                "observed.itl",
-                "single gaps are many times the usual one while long prompts arrive",
-            )
-        )
+        evidence.append(_gaps(tail, middle, "while long prompts arrive"))
         if at_least(ratio(longest, budget), 1.5):
             strength = either(strength, 0.3)
             evidence.append(
@@ -169,6 +153,11 @@ def long_steps(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         evidence.extend(configured(summary.observed, "engine.scheduler_policy", "who goes first"))
     if evidence:
         yield from _blamed(summary, machine, strength, evidence, "prefill_interference")
+
+
+def _gaps(tail_s: float, middle_s: float, circumstance: str) -> Evidence:
+    said = f"single gaps are many times the usual one {circumstance}"
+    return computed("itl_tail_s", tail_s, middle_s, "s", "observed.itl", said)
 
 
 def separated(summary: Summary) -> bool:
@@ -357,9 +346,7 @@ def _blamed(
         evidence.extend(
             objection(summary.place_of("preemptions_count"), "preemptions_count", "preemption stalls decode as well")
         )
-    if at_most(summary.waiting, 0):
-        strength = either(strength, 0.1)
-        evidence.extend(given(summary, "requests_waiting", "nothing waits"))
+    strength = supported(strength, evidence, 0.1, nothing_waits(summary))
     if summary.kv_usage is not None and summary.kv_usage < 0.85:
         evidence.extend(reading(summary.place_of("kv_cache_usage_ratio"), "kv_cache_usage_ratio", "memory is free"))
     yield Hypothesis(

@@ -44,6 +44,12 @@ def fitting_sequences(summary: Summary, machine: Machine) -> float | None:
     return ratio(pool_tokens(summary, machine), summary.sequence_tokens)
 
 
+def reserves_contexts(summary: Summary, machine: Machine) -> bool:
+    """The engine works with about as many slots as longest contexts fit its pool: it reserves them, used or not."""
+    longest, effective = summary.count("engine.max_model_len"), summary.count("engine.effective_max_num_seqs")
+    return near(ratio(pool_tokens(summary, machine), longest), effective, 0.5)
+
+
 def pool_too_small(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     """The pool cannot hold the sequences that are in flight, or the longest context the engine admits."""
     evidence: list[Evidence] = []
@@ -76,6 +82,12 @@ def pool_too_small(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
             )
         )
     tokens, longest = pool_tokens(summary, machine), summary.count("engine.max_model_len")
+    reserved = bool(asked and effective and effective < asked) and reserves_contexts(summary, machine)
+    if reserved:
+        strength = either(strength, 0.4)
+        said = "of the longest contexts fit the pool: the engine reserves them, used or not"
+        source = "engine.kv_pool_tokens / engine.max_model_len"
+        evidence.append(computed("contexts_that_fit", ratio(tokens, longest), effective, "count", source, said))
     if tokens and longest and tokens < longest:
         strength = either(strength, 0.5)
         evidence.append(
@@ -101,7 +113,7 @@ def pool_too_small(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
             evidence.extend(given(summary, "requests_running", "running stands at the number of state slots", states))
     if not evidence:
         return
-    strength, more = _pressure(summary, strength)
+    strength, more = _pressure(summary, strength, reserved)
     yield Hypothesis(
         cause="kv.wait",
         mechanism="pool_too_small",
@@ -115,13 +127,13 @@ def pool_too_small(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     )
 
 
-def _pressure(summary: Summary, strength: float) -> tuple[float, list[Evidence]]:
-    """Gauges and counters that confirm or refute a shortage."""
+def _pressure(summary: Summary, strength: float, reserved: bool) -> tuple[float, list[Evidence]]:
+    """Gauges and counters that confirm or refute a shortage. reserved: room in the pool refutes nothing."""
     evidence: list[Evidence] = []
     if at_least(summary.kv_usage, FULL_RATIO):
         strength = either(strength, 0.4)
         evidence.extend(given(summary, "kv_cache_usage_ratio", "the pool is full"))
-    elif at_most(summary.kv_usage, 0.7):
+    elif at_most(summary.kv_usage, 0.7) and not reserved:
         strength *= 0.3
         evidence.extend(
             objection(summary.place_of("kv_cache_usage_ratio"), "kv_cache_usage_ratio", "the pool has room")
@@ -129,7 +141,7 @@ def _pressure(summary: Summary, strength: float) -> tuple[float, list[Evidence]]
     if at_least(summary.preemptions, 1):
         strength = either(strength, 0.5)
         evidence.extend(given(summary, "preemptions_count", "sequences were thrown out to make room"))
-    elif at_most(summary.preemptions, 0) and not at_least(summary.kv_usage, FULL_RATIO):
+    elif at_most(summary.preemptions, 0) and not at_least(summary.kv_usage, FULL_RATIO) and not reserved:
         strength *= 0.7
         evidence.extend(objection(summary.place_of("preemptions_count"), "preemptions_count", "nothing was preempted"))
     return strength, evidence

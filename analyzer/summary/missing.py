@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from phasewise.analyzer.summary.boundary import WORTH_A_NAME_RATIO, outside_share
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.points import Summary, at_most
 
@@ -27,6 +28,12 @@ def missing_numbers(summary: Summary, machine: Machine) -> list[dict[str, object
         if absent:
             found.append(Needed(signal, how, why))
 
+    lost = outside_share(summary)
+    need(
+        lost is not None and lost >= WORTH_A_NAME_RATIO, "the boundaries between client and server",
+        "access log of each hop (request time and upstream time), HTTP arrival at the serving process, client's connection times",
+        f"{lost or 0:.0%} of the client's wait is in no view of the engine: which hop holds it was not measured",
+    )  # fmt: skip
     few = summary.number("samples_count")
     need(
         few is not None and few < 10, "observed.samples_count", "repeat the run with at least 30 requests of stated lengths",

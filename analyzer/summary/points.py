@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from phasewise.analyzer.summary.document import metric_names
+
 Scalar = float | str | bool | None
 _LARGEST = 1e15
 _SMALLEST = 1e-9
@@ -271,6 +273,19 @@ class Summary:
 
     def tail_s(self, phase: str) -> float | None:
         return first(point.tail_s(phase) for point in self.views)
+
+    def felt_s(self, phase: str) -> float | None:
+        """The longest of what the views say: what the user waits, of which every other view sees a part."""
+        return max((s for p in self.views if (s := p.typical_s(phase)) is not None), default=None)
+
+    @property
+    def measured(self) -> bool:
+        """The document holds any number that was measured, not only settings."""
+        points = (*self.views, *self.timeline, *self.requests, *self.comparators)
+        names = metric_names()
+        return any(p.values.get(name) is not None for p in points for name in names) or any(
+            s.seconds is not None or s.most_s is not None for s in self.stages
+        )
 
     @property
     def input_tokens(self) -> float | None:

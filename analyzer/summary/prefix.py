@@ -13,7 +13,10 @@ from phasewise.analyzer.summary.hypothesis import (
     configured,
     either,
     given,
+    nothing_preempted,
+    nothing_waits,
     reading,
+    supported,
 )
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.memory import pool_tokens
@@ -101,9 +104,7 @@ def missed_prefix(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     if not found.stated:
         strength *= 0.9
     evidence.extend(configured(summary.observed, "workload.prefix_pattern", "how prompts share their beginnings"))
-    if at_most(summary.waiting, 0):
-        strength = either(strength, 0.15)
-        evidence.extend(given(summary, "requests_waiting", "nothing waits: the time is work"))
+    strength = supported(strength, evidence, 0.15, nothing_waits(summary, "nothing waits: the time is work"))
     dropped = _dropped(summary, machine)
     if dropped is not None:
         yield Hypothesis(
@@ -277,9 +278,7 @@ def two_populations(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         evidence.extend(given(summary, "requests_waiting", "nothing waits"))
     elif at_least(summary.waiting, 1) or at_least(summary.in_flight, 8):
         strength *= 0.4
-    if at_most(summary.preemptions, 0):
-        strength = either(strength, 0.1)
-        evidence.extend(given(summary, "preemptions_count", "nothing was preempted"))
+    strength = supported(strength, evidence, 0.1, nothing_preempted(summary))
     yield Hypothesis(
         cause="prefill.compute",
         mechanism="periodic_miss",

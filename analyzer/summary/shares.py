@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from phasewise.analyzer.summary.decode import decode_share
-from phasewise.analyzer.summary.hypothesis import Hypothesis
+from phasewise.analyzer.summary.hypothesis import Hypothesis, computed
 from phasewise.analyzer.summary.points import Summary, first, ratio
 from phasewise.rules.vocabulary import CAUSES
 
+# Below this share of end to end a phase is not what makes a request slow.
+_HARDLY_ANY_RATIO = 0.05
+# Queues that the engine's own queue time does not hold.
+_OF_ANOTHER_PLACE = ("stage_queue",)
+
 
 def whole_s(summary: Summary) -> float | None:
-    """End-to-end seconds of a typical request: as given, else TTFT + (N - 1) x TPOT."""
-    given = summary.typical_s("e2e")
+    """End-to-end seconds of a typical request, as the client waits for it: as given, else TTFT + (N - 1) x TPOT."""
+    given = summary.felt_s("e2e")
     if given:
         return given
-    ttft, pace, tokens = summary.typical_s("ttft"), summary.typical_s("tpot"), summary.output_tokens
+    ttft, pace, tokens = summary.felt_s("ttft"), summary.typical_s("tpot"), summary.output_tokens
     if ttft is None:
         return None
     if pace is not None and tokens:
@@ -24,11 +29,19 @@ def whole_s(summary: Summary) -> float | None:
 
 
 def winner_share(summary: Summary, winner: Hypothesis | None) -> float | None:
-    """Share of end to end that the chosen explanation holds; None where the numbers do not tell."""
-    if winner is None or winner.share is None:
+    """Share of end to end that the chosen explanation holds; None where the numbers do not tell.
+
+    A measured time of that very phase goes before what the mechanism estimates.
+    """
+    if winner is None:
+        return None
+    held = _measured_share(summary, winner)
+    if held is not None:
+        return held
+    if winner.share is None:
         return None
     share = min(max(winner.share, 0.0), 1.0)
-    whole, ttft = whole_s(summary), summary.typical_s("ttft")
+    whole, ttft = whole_s(summary), summary.felt_s("ttft")
     if winner.phase == "e2e":
         return share
     if winner.phase == "ttft":
@@ -36,6 +49,47 @@ def winner_share(summary: Summary, winner: Hypothesis | None) -> float | None:
         return None if part is None else share * min(part, 1.0)
     part = decode_share(summary)
     return None if part is None else share * part
+
+
+def _measured_share(summary: Summary, winner: Hypothesis) -> float | None:
+    """Share of end to end of the phase that is the cause itself, where it was timed.
+
+    Of waits the median request's; where that one does not wait, the tail's, if both are told.
+    """
+    whole = whole_s(summary)
+    if winner.mechanism not in _OF_ANOTHER_PLACE and (winner.category == "queueing" or winner.cause == "kv.wait"):
+        share = ratio(summary.seconds("queue_p50"), whole)
+        if share is None or share < _HARDLY_ANY_RATIO:
+            tail = ratio(summary.seconds("queue_p99"), summary.seconds("e2e_p99"))
+            share = tail if tail is not None else share
+    elif winner.mechanism in ("before_admission", "preprocessing"):
+        share = ratio(_prepared_s(summary), whole)
+    elif winner.mechanism in ("own_prompt", "small_chunks"):
+        share = ratio(summary.typical_s("prefill"), whole)
+    elif winner.mechanism == "kv_transfer":
+        share = ratio(summary.seconds("kv_transfer"), whole)
+    else:
+        return None
+    return None if share is None else min(share, 1.0)
+
+
+def _prepared_s(summary: Summary) -> float | None:
+    return first((summary.typical_s("frontend"), summary.seconds("preprocess_p50"), summary.seconds("validation_p50")))
+
+
+def of_consequence(summary: Summary, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """What holds next to nothing of the request does not explain that it is slow, unless that phase is what is asked about."""
+    asked = summary.text("workload.objective")
+    weighed: list[Hypothesis] = []
+    for one in hypotheses:
+        share = winner_share(summary, one)
+        if share is not None and share < _HARDLY_ANY_RATIO and one.phase != asked:
+            one = one.weakened(
+                share / _HARDLY_ANY_RATIO,
+                (computed("share", share, None, "ratio", "of end to end", "hardly any of the request", against=True),),
+            )
+        weighed.append(one)
+    return weighed
 
 
 def shares_of(summary: Summary, winner: Hypothesis | None) -> dict[str, float]:
@@ -47,9 +101,7 @@ def shares_of(summary: Summary, winner: Hypothesis | None) -> dict[str, float]:
         found[winner.cause] = held
     if whole:
         measured = {
-            "context": first(
-                (summary.typical_s("frontend"), summary.seconds("preprocess_p50"), summary.seconds("validation_p50"))
-            ),
+            "context": _prepared_s(summary),
             "queue.capacity": summary.seconds("queue_p50"),
             "prefill.compute": first(
                 (summary.typical_s("prefill"), ratio(summary.input_tokens, summary.number("prefill_rate_tok_per_s")))

@@ -25,6 +25,8 @@ _SYMPTOM_DISCOUNT = 0.8
 _COMPANION_WEIGHT = 0.35
 _LEVELS = ("insufficient", "low", "medium", "high")
 _EVIDENCE_LIMIT = 12
+# Requests from which on numbers are believed at all, and from which on fully.
+_SAMPLES = (3, 10)
 _LEDGER_LIMIT = 8
 
 
@@ -109,7 +111,8 @@ def verdict_json(
     winner = decision.winner
     primary = winner.category if winner else "inconclusive"
     shares = shares_of(summary, winner)
-    confidence = _confidence(decision)
+    samples = summary.number("samples_count") or summary.count("workload.num_requests")
+    confidence = _confidence(decision, samples, summary.measured)
     situation = Situation(
         primary=primary,
         cause=winner.cause if winner else None,
@@ -121,7 +124,6 @@ def verdict_json(
     )
     recommend, refused = _changes(situation, decision, rulebook)
     first = recommend[0] if recommend and winner else None
-    samples = summary.number("samples_count") or summary.count("workload.num_requests")
     verdict: dict[str, object] = {
         "id": summary.id,
         "status": _status(summary, decision),
@@ -172,7 +174,7 @@ def _analyzer_version() -> str:
 def _status(summary: Summary, decision: Decision) -> str:
     """A summary is sent because something is asked about. Healthy is said only of a deployment at what its hardware gives."""
     winner = decision.winner
-    if winner is None:
+    if winner is None or not summary.measured:
         return "unknown"
     at_its_roof = winner.mechanism in (
         "memory_roof",
@@ -189,8 +191,8 @@ def _status(summary: Summary, decision: Decision) -> str:
     return "healthy" if at_its_roof and winner.cause not in CONTENTION and not missed else "slow"
 
 
-def _confidence(decision: Decision) -> dict[str, object]:
-    """The worst of its checks; words, and it changes no status."""
+def _confidence(decision: Decision, samples: float | None, measured: bool) -> dict[str, object]:
+    """The worst of its checks; words, and it changes no status. samples: requests behind the numbers, where it is told."""
     winner = decision.winner
     supporting = [e for h in decision.supporting for e in h.evidence if e.stance == "for"] if winner else []
     opposing = [e for e in winner.evidence if e.stance == "against"] if winner else []
@@ -213,6 +215,12 @@ def _confidence(decision: Decision) -> dict[str, object]:
         ("signals against", len(opposing), ("high", "medium", "low")[min(len(opposing), 2)]),
         ("margin over the next class", rounded(decision.lead), _graded(decision.lead, 0.0, 0.2, 0.4)),
     ]
+    if samples is not None:
+        checks.append(("requests behind the numbers", samples, _LEVELS[1 + sum(samples >= n for n in _SAMPLES)]))
+    if not measured:
+        checks.append(("only settings were told, nothing was measured", 0, "low"))
+    if winner is not None and winner.caveat is not None:
+        checks.append((f"not told: {winner.caveat}", 1, "low"))
     level = min((one for _, _, one in checks), key=_LEVELS.index)
     return {
         "level": "insufficient" if winner is None else max("low", level, key=_LEVELS.index),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from phasewise.analyzer.summary.boundary import delay_s, has_gateway, views_of
 from phasewise.analyzer.summary.hypothesis import (
     Evidence,
     Hypothesis,
@@ -12,6 +13,7 @@ from phasewise.analyzer.summary.hypothesis import (
     configured,
     either,
     reading,
+    supported,
 )
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.points import Point, Summary, at_least, at_most, near, ratio
@@ -24,19 +26,6 @@ _ENGINE_ADVICE = (
     Tempting("add_replicas", "adds engines; the engine is not what is waited for"),
     Tempting("raise_max_num_seqs", "adds engine slots; nothing waits for a slot in the engine"),
 )
-
-
-def has_gateway(point: Point) -> bool:
-    """Something stands between client and engine."""
-    gateway = point.text("engine.gateway")
-    return gateway is not None and gateway.strip().lower() not in ("none", "no", "direct")
-
-
-def views_of(summary: Summary) -> tuple[Point, Point] | None:
-    """(client view, server view) of the observed run; a missing client view is the observed one."""
-    if summary.server is None:
-        return None
-    return summary.client or summary.observed, summary.server
 
 
 def buffering(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
@@ -67,7 +56,7 @@ def buffering(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         )  # fmt: skip
     pair = views_of(summary)
     if pair is not None:
-        delay = _delay_s(*pair)
+        delay = delay_s(*pair)
         if interval and near(delay, interval, 0.25):
             strength = either(strength, 0.4)
             evidence.append(
@@ -146,15 +135,6 @@ def _coalesced(summary: Summary, client: Point) -> Evidence | None:
     )
 
 
-def _delay_s(client: Point, server: Point) -> float | None:
-    for statistic in ("p50", "mean", "p95", "p99"):
-        late, early = client.seconds(f"ttft_{statistic}"), server.seconds(f"ttft_{statistic}")
-        if late is not None and early is not None:
-            return late - early
-    late, early = client.typical_s("ttft"), server.typical_s("ttft")
-    return None if late is None or early is None else late - early
-
-
 def _delays_over_load(summary: Summary) -> list[tuple[float, float]]:
     """(concurrency, client TTFT - server TTFT) of the observed run and of the pairs of views in the sweep."""
     found: dict[float, dict[str, Point]] = {}
@@ -168,7 +148,7 @@ def _delays_over_load(summary: Summary) -> list[tuple[float, float]]:
     delays = []
     for load, views in sorted(found.items()):
         late, early = views.get("client") or views.get("gateway"), views.get("server")
-        delay = _delay_s(late, early) if late and early else None
+        delay = delay_s(late, early) if late and early else None
         if delay is not None:
             delays.append((load, delay))
     return delays
@@ -178,7 +158,7 @@ def flush_timer(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     """The first token waits for a timer of the serving layer: a constant delay that does not lengthen the request."""
     delays = _delays_over_load(summary)
     pair = views_of(summary)
-    if not delays and pair is not None and (alone := _delay_s(*pair)) is not None:
+    if not delays and pair is not None and (alone := delay_s(*pair)) is not None:
         delays = [(1.0, alone)]
     client = summary.client or summary.observed
     interval_ms = summary.count("engine.stream_interval_ms")
@@ -314,9 +294,10 @@ def hop(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
             "the client sees what the engine does not",
         )
     ]
-    if at_most(server.number("requests_waiting"), 0.5):
-        strength = either(strength, 0.3)
-        evidence.extend(reading(server, "requests_waiting", "nothing waits in the engine"))
+    idle = reading(server, "requests_waiting", "nothing waits in the engine")
+    strength = supported(strength, evidence, 0.3, idle if at_most(server.number("requests_waiting"), 0.5) else ())
+    if phase == "e2e" and at_least(ratio(delay, late), 0.5):
+        strength = either(strength, 0.3)  # most of the request, not only its first token
     gateway = has_gateway(summary.observed)
     tool = summary.text("workload.load_generator")
     load = summary.in_flight or 1.0
@@ -326,20 +307,23 @@ def hop(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         evidence.extend(configured(summary.observed, "engine.gateway", "a hop stands in between"))
         techniques = ("raise_gateway_connection_limit",) if load >= _MANY_CLIENTS else ("disable_proxy_buffering",)
     else:
-        techniques = ("fix_load_generator",)
+        crowded = tool is not None and load >= _MANY_CLIENTS
+        techniques = ("fix_load_generator", "collect_missing_signals")
+        techniques = techniques if crowded else techniques[::-1]
         evidence.extend(
             configured(summary.observed, "workload.load_generator", "the tool that measures also makes the load")
         )
-        strength = either(strength, 0.2) if tool and load >= _MANY_CLIENTS else strength
+        strength = either(strength, 0.2) if crowded else strength
     yield Hypothesis(
         cause="external" if gateway else "client",
         mechanism="gap_between_views",
         strength=strength,
         sentence="Client and engine disagree about the same run: the time is lost between them.",
         evidence=tuple(evidence),
-        techniques=(*techniques, "collect_missing_signals"),
+        techniques=tuple(dict.fromkeys((*techniques, "collect_missing_signals"))),
         tempting=_ENGINE_ADVICE,
         symptoms=frozenset({"compute", "queueing"}),
         share=ratio(delay, late),
         phase=phase,
+        caveat=None if gateway else "the time at each boundary between client and engine",
     )

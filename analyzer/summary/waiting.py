@@ -13,19 +13,26 @@ from phasewise.analyzer.summary.hypothesis import (
     configured,
     either,
     given,
+    memory_is_free,
     objection,
+    supported,
 )
 from phasewise.analyzer.summary.machine import Machine
-from phasewise.analyzer.summary.memory import FULL_RATIO, fitting_sequences
+from phasewise.analyzer.summary.memory import FULL_RATIO, fitting_sequences, pool_tokens, reserves_contexts
 from phasewise.analyzer.summary.points import Summary, at_least, at_most, near, ratio
 
-_FREE_RATIO = 0.85
+# A pool with this much in use did not decide how many sequences run.
+_EMPTY_RATIO = 0.3
+# Requests that wait although fewer than this share of the slots is taken wait for something else than a slot.
+_SLOTS_TAKEN_RATIO = 0.5
 KERNEL_ADVICE = (
     Tempting("weight_only_quantization", "makes each step faster; the time is spent before the first step"),
     Tempting("speculative_decoding", "acts on decode; the time is spent before the first step"),
     Tempting("kv_cache_quantization", "frees KV memory, which is not what is waited for"),
     Tempting("prefix_caching", "acts on prefill; the time is spent waiting for it to start"),
 )
+# The strength of what only settings suggest: too little to be named.
+_SUSPICION = 0.4
 OVERLOAD = ("add_replicas", "admission_control", "autoscale_on_queue_depth")
 
 
@@ -36,16 +43,29 @@ def slot_limit(summary: Summary) -> float | None:
 
 def memory_is_short(summary: Summary, machine: Machine) -> bool:
     """The KV pool decides admission: it is full, sequences are preempted, or it holds fewer than the slots would."""
-    asked, effective = summary.count("engine.max_num_seqs"), summary.count("engine.effective_max_num_seqs")
-    if asked and effective and effective < asked:
+    if _derived_limit(summary, machine):
         return True
     if at_least(summary.kv_usage, FULL_RATIO) or at_least(summary.preemptions, 1):
         return True
     states, running = summary.count("engine.state_cache_slots"), summary.peak("requests_running")
+    asked = summary.count("engine.max_num_seqs")
     if states and asked and states < asked and (running is None or near(running, states, 0.1)):
         return True
     fits, limit = fitting_sequences(summary, machine), slot_limit(summary)
     return fits is not None and limit is not None and fits < limit and fits < (summary.in_flight or 0.0)
+
+
+def _derived_limit(summary: Summary, machine: Machine) -> bool:
+    """The engine works with fewer slots than asked for, as it does when its memory is too small for all.
+
+    Not where the pool is all but empty with every slot taken, unless it is as large as that many longest contexts: then
+    memory was reserved, not used.
+    """
+    asked, effective = summary.count("engine.max_num_seqs"), summary.count("engine.effective_max_num_seqs")
+    if not asked or not effective or effective >= asked:
+        return False
+    empty = at_most(summary.kv_usage, _EMPTY_RATIO) and near(summary.peak("requests_running"), effective, 0.1)
+    return not empty or pool_tokens(summary, machine) is None or reserves_contexts(summary, machine)
 
 
 def slots(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
@@ -83,14 +103,14 @@ def slots(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     elif at_most(waiting, 0):
         strength *= 0.3
         evidence.extend(objection(summary.place_of("requests_waiting"), "requests_waiting", "nothing waits"))
-    if at_most(summary.kv_usage, _FREE_RATIO):
-        strength = either(strength, 0.3)
-        evidence.extend(given(summary, "kv_cache_usage_ratio", "KV memory is free"))
+    strength = supported(strength, evidence, 0.3, memory_is_free(summary))
     share = _waited_share(summary, over)
     if share is not None:
         strength = either(strength, 0.2)
     if summary.kv_usage is None:
         strength = min(strength, 0.8)  # a full pool would look the same
+    if not at_limit and not at_least(waiting, 1) and summary.seconds("queue_p50") is None and not _felt(summary):
+        strength = min(strength, _SUSPICION)  # a setting below another setting: nobody was seen to wait
     for point in summary.differing_in("engine.max_num_seqs"):
         here, there = summary.observed.throughput, point.throughput
         if near(here, there, 0.05):
@@ -117,8 +137,16 @@ def slots(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     )
 
 
+def _felt(summary: Summary) -> bool:
+    """Some wait before the first token was measured in the engine's reach, at whatever view."""
+    return summary.felt_s("ttft") is not None or summary.felt_s("e2e") is not None
+
+
 def _waited_share(summary: Summary, over: float) -> float | None:
-    """Share of a closed loop's request time that is waiting: with k requests a slot, (k - 1) / k of it."""
+    """Share of a closed loop's request time that is waiting: with k requests a slot, (k - 1) / k of it.
+
+    The estimate where no queue time is given; a measured one goes before it (`shares.winner_share`).
+    """
     return 1 - 1 / over if over > 1 and summary.text("workload.arrival") in (None, "closed_loop", "burst") else None
 
 
@@ -162,9 +190,7 @@ def offered_above_served(summary: Summary, machine: Machine) -> Iterator[Hypothe
     if at_least(waiting, 1):
         strength = either(strength, 0.2)
         evidence.extend(given(summary, "requests_waiting", "requests wait"))
-    if at_most(summary.kv_usage, _FREE_RATIO):
-        strength = either(strength, 0.3)
-        evidence.extend(given(summary, "kv_cache_usage_ratio", "KV memory is free"))
+    strength = supported(strength, evidence, 0.3, memory_is_free(summary))
     yield _queue(summary, strength, evidence, "offered_above_served")
 
 
@@ -176,24 +202,21 @@ def engine_queue(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
     evidence: list[Evidence] = []
     share: float | None = None
     for point in summary.views:
-        queued, ttft = point.seconds("queue_p50"), point.typical_s("ttft")
+        queued, ttft, part = point.seconds("queue_p50"), point.typical_s("ttft"), "time to first token"
         if queued is None or ttft is None:
-            queued, ttft = point.seconds("queue_p99"), point.tail_s("ttft")
+            tail = point.seconds("queue_p99"), point.tail_s("ttft")
+            if None not in tail:
+                queued, ttft = tail
+            elif queued is not None:
+                ttft, part = point.typical_s("e2e"), "request"
         worked = point.typical_s("prefill") or 0.0
-        if queued is not None and queued > 0.05 and queued >= 0.5 * (ttft or queued + worked) and queued > worked:
-            share = ratio(queued, ttft)
-            strength = 0.6
-            evidence.append(
-                computed(
-                    "queue_s",
-                    queued,
-                    ttft,
-                    "s",
-                    f"{point.place}.queue",
-                    "is the larger part of the time to first token",
-                )
-            )
-            break
+        if queued is None or ttft is None or queued <= 0.05 or queued < 0.5 * ttft or queued <= worked:
+            continue
+        share = ratio(queued, ttft) if part != "request" else None
+        strength = 0.6
+        place = f"{point.place}.queue"
+        evidence.append(computed("queue_s", queued, ttft, "s", place, f"is the larger part of the {part}"))
+        break
     waiting, running = summary.waiting, summary.peak("requests_running")
     if waiting is not None and waiting >= max(2.0, 0.25 * _beside(summary, waiting)):
         strength = either(strength, 0.4)
@@ -219,9 +242,17 @@ def engine_queue(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         )
     if not evidence:
         return
-    if at_most(summary.kv_usage, _FREE_RATIO):
-        strength = either(strength, 0.35)
-        evidence.extend(given(summary, "kv_cache_usage_ratio", "KV memory is free"))
+    strength = supported(strength, evidence, 0.35, memory_is_free(summary))
+    limit = slot_limit(summary)
+    if limit and summary.kv_usage is None and waiting and _beside(summary, waiting) < _SLOTS_TAKEN_RATIO * limit:
+        strength *= 0.5
+        evidence.append(
+            computed(
+                "requests_running", _beside(summary, waiting), limit, "count", "requests_running, max_num_seqs",
+                "slots are free although requests wait: what holds them, memory or the step budget, was not measured",
+                against=True,
+            )
+        )  # fmt: skip
     yield _queue(summary, strength, evidence, "engine_queue", share)
 
 
@@ -245,13 +276,16 @@ def _queue(
         cause="queue.slots" if limited else "queue.capacity",
         mechanism=mechanism,
         strength=min(strength, 0.9),
-        sentence="Requests wait to be scheduled while memory is free.",
+        sentence="Requests wait to be scheduled while memory is free."
+        if summary.kv_usage is not None
+        else "Requests wait to be scheduled; whether memory is short was not measured.",
         evidence=tuple(evidence),
         techniques=("raise_max_num_seqs", "add_replicas", "admission_control") if limited else OVERLOAD,
         tempting=KERNEL_ADVICE,
         symptoms=frozenset({"compute"}),
         share=share,
         phase="ttft",
+        caveat=None if summary.kv_usage is not None or limited else "the use of the KV pool",
     )
 
 
@@ -291,6 +325,11 @@ def serial_prefill(summary: Summary, machine: Machine) -> Iterator[Hypothesis]:
         evidence.append(
             computed("prefill_s", own, floor, "s", "prefill", "one prompt keeps the device busy already", against=True)
         )
+    usual = summary.typical_s("ttft")
+    if last is not None and usual is not None and usual >= 0.85 * last:
+        strength *= 0.4
+        said = "most wait as long as the last: they do not come one after another"
+        evidence.append(computed("ttft_s", usual, last, "s", "ttft", said, against=True))
     yield Hypothesis(
         cause="queue.budget",
         mechanism="serial_prefill",

@@ -5,6 +5,7 @@
   var HEALTH_EVERY_MS = 5000;
   var AMBER_S = 30;
   var RED_S = 120;
+  var SLOW_MS = 3000;
   var UNITS_MS = { s: 1e3, m: 6e4, h: 3.6e6, d: 8.64e7, w: 6.048e8 };
 
   var lastView = "";
@@ -12,6 +13,11 @@
   var lastOk = 0;
   var lastTick = 0;
   var lost = false;
+  var order = 0;
+  /* Names this document to the server, which can then call off what it no longer waits for. */
+  var tab = Array.from(window.crypto.getRandomValues(new Uint8Array(12)), function (byte) {
+    return byte.toString(16).padStart(2, "0");
+  }).join("");
 
   function noUpdate() {
     return window.dash_clientside.no_update;
@@ -25,6 +31,12 @@
     return { path: window.location.pathname, search: window.location.search.replace(/^\?/, "") };
   }
 
+  /* A view as the pages get it: with who asks, and after what. */
+  function asked(v) {
+    order += 1;
+    return { path: v.path, search: v.search, tab: tab, order: order };
+  }
+
   function canonical(v) {
     return v.path + "?" + v.search;
   }
@@ -36,7 +48,7 @@
       return;
     }
     lastView = canonical(now);
-    props("query", { data: now });
+    props("query", { data: asked(now) });
     var names = { "": "Triage", triage: "Triage", requests: "Requests", slices: "Slices", trace: "Request" };
     document.title = (names[now.path.split("/")[1] || ""] || "Not found") + " · Phasewise";
   }
@@ -196,7 +208,9 @@
   function tick(force) {
     var now = Date.now();
     var every = refreshMs();
-    if (!force && (!every || now - lastTick < every - 250 || document.hidden)) {
+    /* What takes longer than the time between two refreshes must not begin again and again. */
+    var working = document.querySelector(".region.is-slow");
+    if (!force && (!every || now - lastTick < every - 250 || document.hidden || working)) {
       return;
     }
     lastTick = now;
@@ -263,6 +277,60 @@
       });
   }
 
+  /* ---- parts of a page that take long ---- */
+
+  var busySince = new WeakMap();
+
+  function isBusy(region) {
+    return region.dataset.reading || region.querySelector(":scope > [data-dash-is-loading=true]");
+  }
+
+  function watchRegions() {
+    var now = Date.now();
+    document.querySelectorAll(".region").forEach(function (region) {
+      var busy = isBusy(region);
+      if (busy && !busySince.has(region)) {
+        busySince.set(region, now);
+      } else if (!busy) {
+        busySince.delete(region);
+      }
+      var slow = Boolean(busy) && now - busySince.get(region) >= SLOW_MS;
+      if (slow && !region.classList.contains("is-slow")) {
+        region.querySelector(".working-text").textContent = "Still working";
+        region.querySelector("[data-cancel]").disabled = false;
+      }
+      region.classList.toggle("is-slow", slow);
+    });
+    if (document.querySelector(".region.is-slow")) {
+      window
+        .fetch("/api/v1/work?tab=" + tab, { cache: "no-store" })
+        .then(function (answer) {
+          return answer.json();
+        })
+        .then(function (told) {
+          document.querySelectorAll(".region.is-slow .working-text").forEach(function (element) {
+            var n = told.requests;
+            element.textContent = "Still working" + (n === null ? "" : ", " + n.toLocaleString("en-US") + " requests in this window");
+          });
+        })
+        .catch(function () {}); // the lamp tells of a lost server
+    }
+  }
+
+  function cancel(button) {
+    button.disabled = true;
+    window
+      .fetch("/api/v1/work?tab=" + tab + "&part=" + encodeURIComponent(button.dataset.cancel), {
+        method: "DELETE",
+        headers: { "Content-Type": "application/json" },
+      })
+      .catch(function () {
+        button.disabled = false;
+      });
+  }
+
+  window.setInterval(watchRegions, 500);
+
   /* ---- small things ---- */
 
   function toast(text) {
@@ -289,28 +357,50 @@
     );
   }
 
+  /* The API refuses parameters that it does not read; the address of a page may hold others. */
+  var API_KEYS = ["from", "to", "f", "filter", "slo", "metric", "sel", "sort", "rows", "cols", "cell", "v"];
+  function forApi(search) {
+    var kept = new URLSearchParams();
+    search.forEach(function (value, name) {
+      if (API_KEYS.indexOf(name) >= 0 || name.indexOf("var-") === 0) {
+        kept.append(name, value);
+      }
+    });
+    return kept;
+  }
+
   function share(kind) {
     var search = new URLSearchParams(window.location.search);
     var r = range();
-    if (kind !== "link-live") {
+    if (kind !== "link-live" && isFinite(r.from) && isFinite(r.to)) {
       search.set("from", stamp(r.from));
       search.set("to", stamp(r.to));
     }
     var query = readable(search);
     if (kind === "curl") {
-      copy("curl '" + window.location.origin + "/api/v1/verdict?" + query.replace(/'/g, "%27") + "'", "curl command copied");
+      copy("curl '" + window.location.origin + "/api/v1/verdict?" + readable(forApi(search)).replace(/'/g, "%27") + "'", "curl command copied");
     } else if (kind === "cli") {
-      var parts = ["phasewise analyze --from " + search.get("from") + " --to " + search.get("to")];
-      search.getAll("f").forEach(function (f) {
-        parts.push("--filter '" + f.replace(/'/g, "'\\''") + "'");
+      var parts = ["phasewise analyze"];
+      ["from", "to"].forEach(function (end) {
+        if (search.get(end)) {
+          parts.push("--" + end + " " + quoted(search.get(end)));
+        }
+      });
+      search.getAll("f").concat(search.getAll("filter")).forEach(function (f) {
+        parts.push("--filter " + quoted(f));
       });
       if (search.get("slo")) {
-        parts.push("--slo " + search.get("slo"));
+        parts.push("--slo " + quoted(search.get("slo")));
       }
       copy(parts.join(" "), "Command copied");
     } else {
       copy(window.location.origin + window.location.pathname + "?" + query, "Link copied");
     }
+  }
+
+  /* A word of a shell command. */
+  function quoted(text) {
+    return /^[\w.:,@%+=/-]+$/.test(text) ? text : "'" + text.replace(/'/g, "'\\''") + "'";
   }
 
   function judge(button) {
@@ -319,7 +409,7 @@
       .fetch("/api/v1/outcomes", {
         method: "POST",
         headers: { "Content-Type": "application/json" },
-        body: JSON.stringify({ right: button.dataset.judge === "yes", cause: button.dataset.cause, time: stamp(r.to) }),
+        body: JSON.stringify({ right: button.dataset.judge === "yes", cause: button.dataset.cause, time: isFinite(r.to) ? stamp(r.to) : "now" }),
       })
       .then(function (answer) {
         toast(answer.ok ? "Thank you, noted" : "This could not be stored");
@@ -387,6 +477,8 @@
         toggleTheme();
       } else if (data.retry) {
         tick(true);
+      } else if (data.cancel) {
+        cancel(button);
       } else if (data.judge) {
         judge(button);
       } else if (data.open) {
@@ -535,7 +627,7 @@
   /* ---- functions that Dash calls ---- */
 
   function rowRequest(query, request, start, cursor) {
-    var search = new URLSearchParams(query.search);
+    var search = forApi(new URLSearchParams(query.search));
     var sorted = (request.sortModel || [])[0];
     if (sorted) {
       search.set("sort", GRID_SORT[sorted.colId] + ":" + sorted.sort);
@@ -545,12 +637,43 @@
     if (cursor) {
       search.set("cursor", cursor);
     }
-    return window.fetch("/api/v1/requests?" + search.toString(), { cache: "no-store" }).then(function (answer) {
-      if (!answer.ok) {
-        throw new Error("the list answered " + answer.status);
-      }
-      return answer.json();
-    });
+    var mine = { "Phasewise-Work": [tab, "requests-table", query.order].join(" ") };
+    reading(1);
+    return window
+      .fetch("/api/v1/requests?" + search.toString(), { cache: "no-store", headers: mine })
+      .then(function (answer) {
+        return answer.json().then(function (told) {
+          if (!answer.ok) {
+            var error = new Error("the list answered " + answer.status);
+            error.stopped = told.field === "from" || answer.status === 400 ? told : null;
+            error.wrong = answer.status === 400;
+            throw error;
+          }
+          return told;
+        });
+      })
+      .finally(function () {
+        reading(-1);
+      });
+  }
+
+  var readings = 0;
+
+  function reading(more) {
+    readings += more;
+    var region = document.getElementById("requests-table");
+    if (region) {
+      region.parentElement.dataset.reading = readings > 0 ? "1" : "";
+    }
+  }
+
+  /* Tells the page why the list was given up, or that it was not. */
+  var listStopped = false;
+  function tellStopped(told, kept, wrong) {
+    if (told || listStopped) {
+      props("requests-stopped", { data: told ? { error: told.error, remedy: told.remedy, kept: kept, wrong: wrong } : null });
+    }
+    listStopped = Boolean(told);
   }
 
   var GRID_SORT = {
@@ -564,7 +687,7 @@
     cached_tokens: "cached_tokens",
   };
   /* Where each block of the grid starts, for the list now shown. A block that was jumped over is read on the way. */
-  var blocks = { key: "", cursors: {}, total: null };
+  var blocks = { key: "", cursors: {}, total: null, kept: {} };
 
   function rows(request, query) {
     if (!request || !query) {
@@ -572,7 +695,7 @@
     }
     var key = query.search + "|" + JSON.stringify(request.sortModel || []);
     if (blocks.key !== key || request.startRow === 0) {
-      blocks = { key: key, cursors: { 0: "" }, total: null };
+      blocks = { key: key, cursors: { 0: "" }, total: null, kept: blocks.key === key ? blocks.kept : {} };
     }
     var mine = blocks;
     var size = request.endRow - request.startRow;
@@ -606,10 +729,16 @@
 
     return block(request.startRow)
       .then(function (told) {
-        return { rowData: told.requests, rowCount: mine.total === null ? undefined : mine.total };
+        tellStopped(null);
+        mine.kept[request.startRow] = { rowData: told.requests, rowCount: mine.total === null ? undefined : mine.total };
+        return mine.kept[request.startRow];
       })
-      .catch(function () {
-        return { rowData: [], rowCount: 0 };
+      .catch(function (error) {
+        var kept = mine.kept[request.startRow];
+        if (mine === blocks) {
+          tellStopped(error.stopped, Boolean(kept), Boolean(error.wrong));
+        }
+        return kept || { rowData: [], rowCount: 0 };
       });
   }
 
@@ -769,7 +898,7 @@
         var now = view();
         lastView = canonical(now);
         window.setTimeout(pulse, 0);
-        return now;
+        return asked(now);
       },
       path: function (query, known) {
         if (!query) {

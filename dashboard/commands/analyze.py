@@ -19,10 +19,14 @@ def run(options: Namespace) -> int:
     if options.json:
         print(json.dumps(verdict, indent=2, ensure_ascii=False))
     else:
-        from phasewise.dashboard.cards import card_of
+        from phasewise.dashboard.cards import card_of, ends_now
         from phasewise.dashboard.terminal import show
 
-        show(card_of(verdict), compact=options.compact, as_markdown=options.markdown)
+        show(
+            card_of(verdict, current=ends_now(verdict, time.time_ns())),
+            compact=options.compact,
+            as_markdown=options.markdown,
+        )
     if verdict.get("status") == "unknown" and not verdict.get("requests"):
         print("phasewise: no requests in this window; set --from and --to (0 is the beginning)", file=sys.stderr)
         return NO_DATA
@@ -48,5 +52,5 @@ def window_verdict_of(options: Namespace) -> dict[str, Any]:
         from phasewise.analyzer.report import window_verdict
 
         return window_verdict(
-            local.store, local.rulebook, window, filters=filters, slo=objectives, now_unix_ns=now_unix_ns
+            local.reader, local.rulebook, window, filters=filters, slo=objectives, now_unix_ns=now_unix_ns
         )

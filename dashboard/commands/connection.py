@@ -16,14 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phasewise.collector.patience import REPORT_LIMIT_S, Patience
 from phasewise.rules.errors import InputError, MachineError, PhasewiseError
 
 if TYPE_CHECKING:
+    from phasewise.analyzer.replicas import Reader
     from phasewise.collector.store import Store
     from phasewise.collector.writer import Writer
     from phasewise.rules.load import Rulebook
 
-ANSWER_TIMEOUT_S = 120.0  # an analysis of a large window takes seconds; a hung server should not hold a script for ever
+ANSWER_TIMEOUT_S = (
+    REPORT_LIMIT_S + 5
+)  # the server stops an answer by itself; a hung server should not hold a script for ever
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
@@ -37,7 +41,8 @@ class Server:
     def ask(self, path: str, parameters: Sequence[tuple[str, str]] = ()) -> Any:
         """The JSON answer of a GET."""
         query = "?" + urllib.parse.urlencode(parameters) if parameters else ""
-        return self._call(urllib.request.Request(f"{self.url}{path}{query}"))
+        patient = {"Prefer": f"wait={REPORT_LIMIT_S:.0f}"}
+        return self._call(urllib.request.Request(f"{self.url}{path}{query}", headers=patient))
 
     def send(self, path: str, body: bytes, parameters: Sequence[tuple[str, str]] = (), kind: str = "") -> Any:
         """The JSON answer of a POST."""
@@ -81,7 +86,7 @@ def _refusal(url: str, error: urllib.error.HTTPError) -> PhasewiseError:
     words = told if isinstance(told, Mapping) else {}
     problem = str(words.get("error") or words.get("detail") or error.reason)
     remedy = str(words.get("remedy") or "")
-    if 400 <= error.code < 500:
+    if 400 <= error.code < 500 and error.code != 429:
         return InputError(url, "", problem, remedy)
     return MachineError(f"{url} answers {error.code}: {problem}" + (f" ({remedy})" if remedy else ""))
 
@@ -137,9 +142,10 @@ def store_path(data: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The data directory, opened by this process."""
+    """The data directory, opened by this process. reader: of its store, with the patience of a report."""
 
     store: Store
+    reader: Reader
     writer: Writer
     rulebook: Rulebook
 
@@ -159,7 +165,9 @@ def open_data(data: Path, *, create: bool = False) -> Iterator[Local]:
     from phasewise.analyzer.attribution import attributor
     from phasewise.collector.store import Store
     from phasewise.collector.writer import Writer
+    from phasewise.dashboard.answers import GuardedReader
     from phasewise.dashboard.commands.configuration import read_configuration, require_known
+    from phasewise.dashboard.work import Work, doing
     from phasewise.rules.load import load_rulebook
 
     rulebook = load_rulebook()
@@ -170,7 +178,8 @@ def open_data(data: Path, *, create: bool = False) -> Iterator[Local]:
         writer = Writer(store, data, rulebook, attributor(rulebook), time.time_ns, stated)
         while writer.step():
             pass
-        yield Local(store, writer, rulebook)
+        with doing(Work(Patience(REPORT_LIMIT_S))):
+            yield Local(store, GuardedReader(store), writer, rulebook)
     finally:
         store.close()
 

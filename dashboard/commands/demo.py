@@ -106,12 +106,12 @@ def run(options: Namespace) -> int:
         make_directory(data)
         ports = stack.enter_context(served(data, options))
         server = Server(ports.url)
-        right = [judge(server, replay) for replay in replays(ports, server, fast=options.fast)]
-        print(f"\nOpen {ports.url}/triage", flush=True)
-        if options.once:
+        stays = not options.once
+        right = [judge(server, replay, stays=stays) for replay in replays(ports, server, fast=options.fast)]
+        if not stays:
             return 0 if all(right) else 1
         print(
-            f"Engines can send to OTLP gRPC {ports.otlp_grpc_port} or HTTP {ports.otlp_http_port}. Ctrl-C ends.",
+            f"\nOpen {ports.url}/triage\nEngines can send to OTLP gRPC {ports.otlp_grpc_port} or HTTP {ports.otlp_http_port}. Ctrl-C ends.",
             flush=True,
         )
         with contextlib.suppress(KeyboardInterrupt):
@@ -220,8 +220,11 @@ def play(replay: Replay, ports: Ports, server: Server, wait: Callable[[int], Non
             server.send("/api/v1/ingest", bytes(pending), [("kind", "scrapes")])
 
 
-def judge(server: Server, replay: Replay) -> bool:
-    """Waits until every request is counted and judged, prints the card, and says whether it is the right one."""
+def judge(server: Server, replay: Replay, *, stays: bool) -> bool:
+    """Waits until every request is counted and judged, prints the card, and says whether it is the right one.
+
+    stays: the pages will still be there afterwards, so that their address is worth telling.
+    """
     from phasewise.dashboard.cards import card_of
     from phasewise.dashboard.terminal import show
 
@@ -233,7 +236,7 @@ def judge(server: Server, replay: Replay) -> bool:
         ("to", str(replay.to_unix_ns // 10**6 + 1)),
         ("var-instance", replay.instance),
     ]
-    print(f"{server.url}/triage?{urllib.parse.urlencode(link)}\n", flush=True)
+    print(f"{server.url}/triage?{urllib.parse.urlencode(link)}\n" if stays else "", flush=True)
     wrong = [
         f"{key} is {verdict.get(key)}, known to be {' or '.join(allowed)}"
         for key, allowed in facts.expect.items()

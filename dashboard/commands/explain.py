@@ -79,4 +79,4 @@ def _reports(options: Namespace) -> Sequence[Mapping[str, Any]]:
     with open_data(options.data) as local:
         from phasewise.analyzer.report import request_report
 
-        return request_report(local.store, local.rulebook, options.identifier)
+        return request_report(local.reader, local.rulebook, options.identifier)

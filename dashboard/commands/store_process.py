@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("phasewise.store")
 IDLE_PAUSE_S = 0.2  # a settled row is promised 2 s after its last span
 LONGEST_PAUSE_S = 5.0
+LOG_AGAIN_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +54,23 @@ class StoreSettings:
 def keep_writing(writer: Writer, stop: threading.Event) -> None:
     """Steps the writer until told to stop, then once more until the journal is read to its end.
 
-    Nothing that came from outside may end the process: a fault is logged and the step tried again, more slowly each time.
+    Nothing that came from outside may end the process: a fault is logged and the step tried again, more slowly each time. A
+    fault that stays (a full disk) is logged once, then every 10 minutes; health says it all the time.
     """
     pause_s = IDLE_PAUSE_S
+    told, told_at = "", 0.0
     while not stop.is_set():
         try:
             changes = writer.step()
             pause_s = 0.0 if changes else IDLE_PAUSE_S
-        except Exception:
+            if told:
+                LOG.info("the writer works again")
+                told = ""
+        except Exception as error:
             pause_s = min(LONGEST_PAUSE_S, max(IDLE_PAUSE_S, pause_s * 2))
-            LOG.exception("the writer failed and tries again in %.1f s", pause_s)
+            if type(error).__name__ != told or time.monotonic() - told_at > LOG_AGAIN_S:
+                LOG.exception("the writer failed and tries again until it works")
+                told, told_at = type(error).__name__, time.monotonic()
         stop.wait(pause_s)
     try:
         while writer.step():
@@ -111,6 +119,7 @@ class StoreService:
         self._run("writer", lambda stop: keep_writing(writer, stop))
         if settings.scrape:
             scraper = Scraper(settings.scrape, rulebook.engines, writer.add_samples, self.clock)
+            writer.watch(scraper.status)
             scraper.start()
             self._stops.append(scraper.stop)
         app = create_app(
@@ -161,6 +170,8 @@ class StoreService:
 def main(argument: str) -> int:
     """The process; returns its exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for chatty in ("httpx", "httpcore"):  # a line for every scrape otherwise
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())

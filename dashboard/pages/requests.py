@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import dash_ag_grid as dag
-from dash import ALL, Dash, Input, Output, State, html, no_update
+from dash import ALL, Dash, Input, Output, State, dcc, html, no_update
 
 from phasewise.analyzer.dimensions import DIMENSIONS, METRICS
 from phasewise.dashboard import figures, tables
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.panels import box, chart, folded_table, link, panel, skeleton, slot, swatch, text
-from phasewise.dashboard.regions import Region, in_browser, region, sink, view_of
+from phasewise.dashboard.regions import Region, in_browser, region, sink, started, view_of
 from phasewise.dashboard.state import View
-from phasewise.dashboard.states import empty_state
+from phasewise.dashboard.states import empty_state, refused, stopped
 from phasewise.dashboard.wording import PHASES, cause_text
-from phasewise.rules.errors import PhasewiseError
+from phasewise.dashboard.work import at_hand
+from phasewise.rules.errors import InputError, PhasewiseError, Stopped
 
 NAME = "requests"
 FACETS = (
@@ -50,7 +50,7 @@ def _number_column(field: str, title: str, width: int) -> dict[str, Any]:
 
 COLUMNS = [
     _column("finished", "Finished", 102, sortable=True, sortingOrder=["desc", "asc"]),
-    _column("bar", "Phases", 140, cellRenderer="PhaseBar", flex=1, minWidth=130),
+    _column("bar", "Phases", 140, cellRenderer="PhaseBar", flex=1, minWidth=90),
     _number_column("e2e", "E2E", 70),
     _number_column("ttft", "TTFT", 74),
     _number_column("tpot", "TPOT", 74),
@@ -72,7 +72,11 @@ def layout(_: View) -> html.Div:
                 [
                     slot("requests-facets", skeleton(420), "facet-region"),
                     html.Div(
-                        [slot("requests-histogram", skeleton(170)), html.Div(skeleton(420), id="requests-table")],
+                        [
+                            slot("requests-histogram", skeleton(170)),
+                            slot("requests-table", skeleton(420)),
+                            dcc.Store(id="requests-stopped"),
+                        ],
                         className="stack-column",
                     ),
                 ],
@@ -133,11 +137,27 @@ def register(app: Dash, answers: Answers) -> None:
         Input("tick", "data"),
         State("requests-table", "children"),
     )
-    async def mount(query: Mapping[str, Any] | None, _tick: object, shown: Any) -> Any:
+    async def mount(query: Mapping[str, Any] | None, tick: Mapping[str, Any] | None, shown: Any) -> Any:
         """The table comes once there is something to list, and then reads the API itself."""
         if query is None:
             return no_update
-        return await asyncio.to_thread(_mounted, answers, view_of(query), shown)
+        work = started(answers, "requests-table", query, tick)
+        return await answers.works.run(work, _mounted, answers, view_of(query), shown)
+
+    @app.callback(
+        Output("requests-table-notice", "children"),
+        Input("requests-stopped", "data"),
+        State("query", "data"),
+        prevent_initial_call=True,
+    )
+    def tell(answer: Mapping[str, Any] | None, query: Mapping[str, Any]) -> Any:
+        """The list reads the API in the browser, which hands on here why an answer was given up."""
+        if not answer:
+            return None
+        if answer.get("wrong"):
+            return refused(str(answer["error"]), str(answer["remedy"]))
+        error = Stopped(str(answer["error"]), str(answer["remedy"]))
+        return stopped(error, view_of(query), answers.now(), kept=bool(answer["kept"]))
 
     in_browser(app, "ranged", sink(), Input({"type": "range-chart", "name": ALL}, "relayoutData"))
     in_browser(
@@ -151,7 +171,12 @@ def register(app: Dash, answers: Answers) -> None:
 def _mounted(answers: Answers, view: View, shown: Any) -> Any:
     there = isinstance(shown, Mapping) and shown.get("type") == "Section"
     try:
+        view.check()
         silent = view.page != NAME or empty_state(answers, view) is not None
+    except Stopped as error:
+        return no_update if there or at_hand().overtaken else stopped(error, view, answers.now(), kept=False)
+    except InputError:
+        return None  # the head of the page says what is wrong; an empty table would deny it
     except PhasewiseError:
         return no_update if there else None
     if silent:

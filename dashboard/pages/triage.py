@@ -12,7 +12,7 @@ from phasewise.analyzer.window import Window
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard import tables, triage_charts
 from phasewise.dashboard.answers import Answers
-from phasewise.dashboard.cards import clean
+from phasewise.dashboard.cards import clean, ends_now, open_word
 from phasewise.dashboard.panels import (
     attrs,
     badge,
@@ -82,10 +82,10 @@ def headline(answers: Answers, view: View) -> Any:
         return empty
     status = str(verdict.get("status"))
     window: Mapping[str, int] = verdict["window"]
-    facts = [_window_text(Window(window["from_unix_ns"], window["to_unix_ns"]))]
+    facts = [_window_text(Window(window["from_unix_ns"], window["to_unix_ns"]), answers.now())]
     facts.append(f"{fmt.count(verdict.get('requests'))} requests")
     for key, word in (
-        ("open", "still open"),
+        ("open", open_word(ends_now(verdict, answers.now()))),
         ("provisional", "provisional"),
         ("refused", "refused"),
         ("aborted", "aborted"),
@@ -121,12 +121,12 @@ def _bare(sentence: str) -> str:
     return sentence
 
 
-def _window_text(window: Window) -> str:
+def _window_text(window: Window, now_unix_ns: int) -> str:
     if window.from_unix_ns <= 0 and window.to_unix_ns > 4 * 10**18:
         return "All data"
     if window.from_unix_ns <= 0:
         return f"Until {fmt.moment(window.to_unix_ns, day=True)} UTC"
-    return f"{fmt.interval(window.from_unix_ns, min(window.to_unix_ns, 4 * 10**18))} UTC"
+    return f"{fmt.interval(window.from_unix_ns, window.to_unix_ns, now_unix_ns)} UTC"
 
 
 def recorded_badges(recorded: object) -> list[Any]:
@@ -183,7 +183,7 @@ def card(answers: Answers, view: View) -> Any:
     verdict = _verdict(answers, view)
     if _silent(answers, view, verdict):
         return None
-    return verdict_card(verdict, view)
+    return verdict_card(verdict, view, current=ends_now(verdict, answers.now()))
 
 
 def where(answers: Answers, view: View) -> Any:
@@ -191,10 +191,14 @@ def where(answers: Answers, view: View) -> Any:
     if empty_state(answers, view) is not None:
         return None
     verdict = _verdict(answers, view)
-    return [_cause_bars(verdict), _phases(tables.phase_stack(answers, view)), _where(answers, view)]
+    return [
+        _cause_bars(verdict, ends_now(verdict, answers.now())),
+        _phases(tables.phase_stack(answers, view)),
+        _where(answers, view),
+    ]
 
 
-def _cause_bars(verdict: Mapping[str, Any]) -> Any:
+def _cause_bars(verdict: Mapping[str, Any], current: bool) -> Any:
     shares: Mapping[str, float] = verdict.get("affected_shares") or verdict.get("shares") or {}
     ordered = sorted(shares.items(), key=lambda item: -item[1])[:6]
     if not ordered:
@@ -209,7 +213,7 @@ def _cause_bars(verdict: Mapping[str, Any]) -> Any:
     return panel(
         "Where their time goes",
         box("bars", *rows),
-        note="requests in flight" if live else "affected requests",
+        note=("requests in flight" if current else "requests open at the end") if live else "affected requests",
         source="Seconds booked to each cause, as a share of the end-to-end seconds of the affected requests (architecture 3).",
         table=folded_table(["Cause", "Share"], [(cause_text(c).short, fmt.share(s)) for c, s in shares.items()]),
     )

@@ -196,3 +196,40 @@ def test_the_order_of_rows_changes_nothing() -> None:
     one = attribute_instance(make_context(rows, taken), RULES).sort("request_key")
     other = attribute_instance(make_context(rows[::-1], taken[::-1]), RULES).sort("request_key")
     assert one.equals(other)
+
+
+def test_sequences_of_one_call_are_not_each_other_s_interference() -> None:
+    """n = 4: four spans of one call with one prompt."""
+    rows = [make_request(queue_s=0.0, prefill_s=0.4, first_token_s=0.0, decode_s=1.0, call_key="one") for _ in range(4)]
+    assert "interference" not in booked(make_context(rows))
+    strangers = [replace(row, call_key=row.request_key) for row in rows]
+    assert booked(make_context(strangers))["interference"] == pytest.approx(4 * 0.3)
+
+
+def test_an_engine_that_prefills_all_the_time_is_at_its_capacity() -> None:
+    """Prompts one after the other without a gap: neither a slot nor a larger step budget serves more."""
+    rows = [
+        make_request(at_s=0.0, queue_s=i, prefill_s=1.0, first_token_s=0.0, decode_s=0.05)
+        for i in map(float, range(20))
+    ]
+    seen = [make_sample(at_s=i + 0.5, running=1.0, waiting=10.0, kv_usage_ratio=0.05) for i in range(20)]
+    found = booked(make_context(rows, seen))
+    assert found["queue.capacity"] == pytest.approx(sum(range(20)))
+    assert "queue.budget" not in found and "queue.slots" not in found
+
+
+def test_a_request_of_no_duration_is_bound_by_nothing() -> None:
+    row = replace(make_request(queue_s=0.0, prefill_s=0.0, first_token_s=0.0, decode_s=0.0), e2e_s=0.0, ttft_s=0.0)
+    answer = attribute_instance(make_context([row]), RULES).row(0, named=True)
+    assert (answer["primary_class"], answer["cause"]) == ("inconclusive", None)
+
+
+def test_calls_that_only_a_client_saw_have_no_batch_and_no_bound() -> None:
+    row = replace(
+        make_request(decode_s=2.0), instance=None, queue_s=None, prefill_s=None, first_token_s=None, context_s=None,
+        queued_unix_ns=None, scheduled_unix_ns=None, engine="genai_client",
+    )  # fmt: skip
+    context = replace(make_context([row]), instance="", engine="genai_client")
+    answer = attribute_instance(context, RULES).row(0, named=True)
+    assert answer["decode_batch_mean"] is None
+    assert answer["primary_class"] == "inconclusive"

@@ -49,6 +49,13 @@ def test_a_broken_objective_without_contention_names_the_objective_s_phases() ->
     assert decide(frame, parse_slo("ttft:5s"), QUIET).status == "healthy"
 
 
+def test_a_broken_itl_with_interference_is_interference() -> None:
+    found = decide(
+        rows((20, {"interference": 4.0, "decode.weights": 4.0, "queue.slots": 9.0})), parse_slo("tpot:10ms"), QUIET
+    )
+    assert (found.status, found.primary, found.cause) == ("slow", "compute", "interference")
+
+
 def test_one_request_in_two_hundred_over_the_limit_breaks_nothing() -> None:
     frame = pl.concat([rows((199, {"decode.weights": 1.0})), rows((1, {"decode.weights": 30.0}))])
     assert decide(frame, parse_slo("e2e:10s"), QUIET).status == "healthy"
@@ -65,6 +72,13 @@ def test_under_forty_percent_with_phases_is_unknown() -> None:
     seeing = rows((3, {"queue.slots": 3.0}))
     assert decide(pl.concat([blind, seeing]), (), QUIET).status == "unknown"
     assert decide(seeing.clear(), (), QUIET).status == "unknown"
+
+
+def test_decode_alone_is_no_phase_data() -> None:
+    """A client's span knows when tokens came; what the first one waited for it cannot know."""
+    frame = rows((20, {"unexplained": 20.0, "decode.weights": 2.0}))
+    frame = frame.with_columns(pl.lit(None, pl.Float64).alias(c) for c in ("queue_s", "prefill_s"))
+    assert decide(frame, (), QUIET).status == "unknown"
 
 
 def test_requests_in_flight_that_wait_are_slow_before_any_span_comes() -> None:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 from analyzer_contexts import frame, sample_frame
-from builders import START_UNIX_NS, make_sample
+from builders import START_UNIX_NS, make_request, make_sample
 
+from phasewise.analyzer.findings import decide
 from phasewise.analyzer.inflight import in_flight
-from phasewise.analyzer.scene import Replica, Scene
+from phasewise.analyzer.replicas import Replica
+from phasewise.analyzer.scene import Scene
 from phasewise.analyzer.window import Window
 from phasewise.collector.context import Setting
 from phasewise.collector.records import EngineSample
@@ -17,14 +19,16 @@ from phasewise.collector.records import EngineSample
 MINUTE_NS = 60 * 10**9
 
 
-def scene(samples: Sequence[EngineSample], now_s: float = 60.0, settings: dict[str, Setting] | None = None) -> Scene:
+def scene(
+    samples: Sequence[EngineSample], now_s: float = 60.0, settings: dict[str, Setting] | None = None, requests: int = 0
+) -> Scene:
     taken = sample_frame(samples)
     newest = taken["unix_ns"].max()
     empty = frame([])
     assert newest is None or isinstance(newest, int)
     return Scene(
         window=Window(START_UNIX_NS, START_UNIX_NS + round(now_s * 1e9)),
-        requests=empty,
+        requests=frame([make_request() for _ in range(requests)]),
         refused=0,
         aborted=0,
         replicas=(Replica("gpu-0", "vllm_v1", taken, settings or {}, False),),
@@ -60,9 +64,18 @@ def test_one_sample_at_its_own_maximum_is_no_plateau() -> None:
 def test_only_the_last_minute_counts() -> None:
     old = [make_sample(at_s=i, running=4.0, waiting=60.0) for i in range(10)]
     calm = [make_sample(at_s=100 + i, running=1.0, waiting=0.0) for i in range(60)]
-    flight = in_flight(scene([*old, *calm], now_s=160))
+    flight = in_flight(scene([*old, *calm], now_s=160, requests=3))
     assert flight.open == 1
     assert flight.contention_ratio == 0
+
+
+def test_without_a_single_span_the_samples_of_the_whole_window_count() -> None:
+    old = [make_sample(at_s=i, running=4.0, waiting=60.0) for i in range(60)]
+    calm = [make_sample(at_s=60 + i, running=0.0, waiting=0.0) for i in range(90)]
+    flight = in_flight(scene([*old, *calm], now_s=150))
+    assert flight.open == 0
+    assert flight.contention_ratio > 0.9
+    assert decide(frame([]), (), flight).status == "slow"
 
 
 def test_a_live_engine_that_fell_silent_says_nothing_about_now() -> None:

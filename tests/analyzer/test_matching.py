@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
+from situations import MIXED, OVERLOAD, SHORT_BUDGET, SHORT_POOL, STARVED, make_situation, offered, refused
 
 from phasewise.analyzer.conditions import Situation, Value, complete_signals
-from phasewise.analyzer.matching import LEDGER_LIMIT, Matched, assess, match
+from phasewise.analyzer.matching import LEDGER_LIMIT, assess, match
 from phasewise.collector.context import Setting
 from phasewise.rules.load import load_rulebook
 from phasewise.rules.schema import Example
@@ -16,52 +17,6 @@ from phasewise.rules.vocabulary import CLASS_OF_CAUSE
 
 RULES = load_rulebook()
 EXAMPLES = [(t.id, i, e) for t in RULES.techniques.values() for i, e in enumerate(t.examples)]
-
-# What a queue at its slot limit looks like in scraped telemetry of a real engine, nearly empty KV pool.
-OVERLOAD: Mapping[str, Value] = {
-    "status": "slow", "slots_full_ratio": 0.98, "slots_limit_count": 8.0, "running_max": 8.0, "waiting_max": 88.0, "utilization_ratio": 0.99,
-    "kv_usage_max_ratio": 0.07, "kv_usage_p95_ratio": 0.06, "preemptions_count": 0.0, "kv_dtype_bits": 16.0, "prefix_caching": True,
-    "prefix_hit_ratio": 0.0, "decode_batch_mean": 7.8, "decode_bound": "bandwidth", "decode_kv_io_ratio": 0.04, "decode_weight_io_ratio": 0.96,
-    "weight_bits": 16.0, "input_tokens_p50": 60.0, "input_tokens_p95": 90.0, "replicas_count": 1.0, "device_kind": "cpu", "contention_ratio": 0.9,
-}  # fmt: skip
-STARVED: Mapping[str, Value] = {
-    "status": "slow", "kv_usage_max_ratio": 1.0, "kv_usage_p95_ratio": 0.99, "preemptions_count": 22.0, "kv_dtype_bits": 16.0, "waiting_max": 8.0,
-    "slots_full_ratio": 0.0, "slots_limit_count": 64.0, "memory_utilization_ratio": None, "prefix_caching": False, "decode_batch_mean": 6.0,
-    "kv_pool_tokens": 4096.0, "kv_need_tokens": 9000.0, "decode_bound": "bandwidth",
-}  # fmt: skip
-MIXED: Mapping[str, Value] = {
-    "status": "slow", "kv_usage_max_ratio": 0.3, "preemptions_count": 0.0, "kv_dtype_bits": 16.0, "long_prompt_ratio": 0.85, "chunked_prefill": True,
-    "prefix_caching": True, "prefix_hit_ratio": 0.0, "input_tokens_p50": 80.0, "input_tokens_p95": 3000.0, "decode_batch_mean": 5.0,
-}  # fmt: skip
-
-
-def make_situation(
-    cause: str | None,
-    signals: Mapping[str, Value] | None = None,
-    shares: Mapping[str, float] | None = None,
-    primary: str | None = None,
-    engine: str | None = "vllm",
-    version: str | None = "0.32.0",
-    settings: Mapping[str, Setting] | None = None,
-) -> Situation:
-    return Situation(
-        primary=primary or CLASS_OF_CAUSE[cause or "unexplained"],
-        cause=cause,
-        shares=shares or {},
-        signals=signals or {},
-        engine=engine,
-        engine_version=version,
-        settings=settings or {},
-    )
-
-
-def offered(matched: Matched) -> list[object]:
-    return [item["technique"] for item in matched.recommend]
-
-
-def refused(matched: Matched) -> dict[object, dict[str, object]]:
-    return {item["technique"]: item for item in matched.will_not_help}
-
 
 # --- the files' own examples ------------------------------------------------------------------------------------------------
 
@@ -134,7 +89,7 @@ def test_a_starved_pool(cause: str) -> None:
         "admission_control",
     }
     assert helpful & set(offered(matched))
-    assert not {"raise_max_num_seqs", "speculative_decoding", "prefix_caching", "add_replicas"} & set(offered(matched))
+    assert not {"raise_max_num_seqs", "speculative_decoding", "prefix_caching"} & set(offered(matched))
     assert "100 %" in str(refused(matched)["raise_max_num_seqs"]["reason"])
 
 
@@ -207,6 +162,7 @@ def test_decode_that_reads_weights() -> None:
         "decode_bound": "bandwidth",
         "kv_dtype_bits": 16.0,
         "device_kind": "gpu",
+        "offline_ratio": 1.0,
     }
     matched = match(
         make_situation("decode.weights", signals, {"decode.weights": 0.9, "prefill.compute": 0.1}), RULES, limit=10
@@ -259,6 +215,56 @@ def test_hits_that_are_there_need_no_repair() -> None:
         make_situation("prefill.compute", signals, {"prefill.compute": 0.4, "decode.weights": 0.6}), RULES, limit=20
     )
     assert not {"restore_prefix_cache_hits", "prefix_caching"} & set(offered(matched))
+
+
+# --- what a refusal says ------------------------------------------------------------------------------------------------------
+
+
+def test_a_change_that_acts_but_spares_too_little_is_refused_by_its_ceiling() -> None:
+    """11 % of a fifth of the time: the number that decides is what it could take, not what it acts on."""
+    shares = {"prefill.compute": 0.2, "decode.weights": 0.15, "decode.kv": 0.65}
+    matched = match(make_situation("prefill.compute", {"prefix_missed_ratio": 0.11}, shares), RULES)
+    said = refused(matched)["prefix_caching"]
+    assert said["number"] == pytest.approx(0.022)
+    assert said["reason"] == "it acts on what was found, but could take at most 2.2 % of the affected time"
+    assert said["starts_to_help_at"] == "when it could take 3 % of the affected time or more"
+
+
+def test_no_refusal_claims_that_what_was_found_must_first_become_what_is_found() -> None:
+    """The point from which a change starts to help never names the cause that holds the time already."""
+    for cause in CLASS_OF_CAUSE:
+        if cause == "unexplained":
+            continue
+        for signals in ({}, OVERLOAD, SHORT_POOL, SHORT_BUDGET, MIXED):
+            for item in match(make_situation(cause, signals, {cause: 0.9, "decode.weights": 0.1}), RULES).will_not_help:
+                starts = str(item["starts_to_help_at"])
+                assert not (starts.endswith("is what makes requests slow") and cause in starts.split()), (cause, item)
+                assert not (f"{cause}, stays as it is" in str(item["reason"]) and f"({cause}" in str(item["reason"])), (
+                    item
+                )
+
+
+def test_a_technique_answers_the_classes_of_all_causes_it_acts_on() -> None:
+    """Else the ledger would say of a change that it leaves alone what it acts on."""
+    for technique in RULES.techniques.values():
+        assert {CLASS_OF_CAUSE[cause] for cause in technique.acts_on} <= set(technique.categories), technique.id
+
+
+def test_the_expected_interval_follows_how_likely_a_change_delivers() -> None:
+    matched = match(
+        make_situation("queue.slots", OVERLOAD, {"queue.slots": 0.9, "decode.weights": 0.1}), RULES, limit=9
+    )
+    found = {str(i["technique"]): i for i in matched.recommend}
+    for name, item in found.items():
+        ceiling, expected = item["ceiling"], item["expected"]
+        assert isinstance(ceiling, dict)
+        assert isinstance(expected, dict)
+        total = min(1.0, ceiling["direct"] + (ceiling["induced"] or 0.0))
+        unknown = len(item["read_first"])  # type: ignore[arg-type]
+        likelihood = RULES.techniques[name].likelihood
+        assert expected["low"] == pytest.approx(0.5 * likelihood * 0.7**unknown * total, rel=1e-4), name
+        assert expected["high"] == pytest.approx(0.9 * total, rel=1e-4)
+    assert found["raise_max_num_seqs"]["expected"] != found["admission_control"]["expected"]
 
 
 # --- hardly any signals -----------------------------------------------------------------------------------------------------

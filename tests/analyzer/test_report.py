@@ -12,8 +12,9 @@ from analyzer_contexts import four_slots, make_context, sample_frame
 from builders import START_UNIX_NS, make_request, make_sample
 
 from phasewise.analyzer.attribution import attribute_instance
+from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.report import scene_verdict
-from phasewise.analyzer.scene import Replica, Scene
+from phasewise.analyzer.scene import Scene
 from phasewise.analyzer.window import Window, parse_slo
 from phasewise.collector.context import Setting
 from phasewise.collector.records import EngineSample, Request
@@ -88,6 +89,7 @@ def test_overload_at_a_full_pool() -> None:
 
 def test_spans_alone_leave_slots_and_kv_open_and_say_what_would_decide() -> None:
     verdict = scene_verdict(scene(four_slots(36)), RULES)
+    assert verdict["status"] == "slow"  # waiting is contention, whatever was waited for
     assert verdict["primary"] == "inconclusive"
     assert verdict["cause"] is None
     missing = verdict["missing"]
@@ -179,3 +181,28 @@ def test_retractions_in_spans_count_where_no_counter_does() -> None:
     assert isinstance(signals, dict)
     assert signals["preemptions_count"] == 80
     assert verdict["primary"] == "kv"
+
+
+def test_a_broken_itl_is_not_blamed_on_the_queue() -> None:
+    """No wait before the first token lengthens the gaps after it: more slots would make them longer."""
+    verdict = scene_verdict(
+        scene(four_slots(36), seen(12, running=4.0, waiting=20.0, kv_usage_ratio=0.05)), RULES, parse_slo("tpot:5ms")
+    )
+    assert (verdict["status"], verdict["primary"]) == ("slow", "bandwidth")
+    assert "raise_max_num_seqs" not in techniques(verdict, "recommend")
+    assert verdict["signals"]["objective_metric"] == "tpot"  # type: ignore[index]
+
+
+def test_time_in_front_of_the_engine_is_neither_healthy_nor_the_engine_s() -> None:
+    """A server span around the engine lasts five times as long: the host in front of it holds the time."""
+    rows = [replace(one, entry_e2e_s=6.0) for one in calm(20)]
+    verdict = scene_verdict(scene(rows, seen(40, running=1.0, waiting=0.0, kv_usage_ratio=0.02)), RULES)
+    assert (verdict["status"], verdict["primary"], verdict["cause"]) == ("slow", "host", "host")
+
+
+def test_the_client_s_own_clock_points_to_the_client() -> None:
+    rows = [replace(one, entry_e2e_s=6.0, entry_ttft_s=4.0) for one in calm(20)]
+    verdict = scene_verdict(
+        scene(rows, seen(40, running=1.0, waiting=0.0, kv_usage_ratio=0.02)), RULES, parse_slo("client.e2e:3s")
+    )
+    assert (verdict["status"], verdict["primary"], verdict["cause"]) == ("slow", "external", "client")

@@ -100,10 +100,11 @@ def exporters(running: Receiving) -> dict[str, SpanExporter]:
         "grpc-gzip": GrpcExporter(endpoint=plain, insecure=True, compression=grpc.Compression.Gzip),
         "http": HttpExporter(endpoint=http),
         "http-gzip": HttpExporter(endpoint=http, compression=HttpCompression.Gzip),
+        "http-deflate": HttpExporter(endpoint=http, compression=HttpCompression.Deflate),
     }
 
 
-@pytest.mark.parametrize("name", ["grpc", "grpc-gzip", "http", "http-gzip"])
+@pytest.mark.parametrize("name", ["grpc", "grpc-gzip", "http", "http-gzip", "http-deflate"])
 def test_the_stock_exporters_of_python_work(running: Receiving, name: str) -> None:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporters(running)[name]))
@@ -272,6 +273,19 @@ def gzip_of_zeros(mebibytes: int) -> bytes:
         check = zlib.crc32(bytes(MIB), check)
     end = packer.flush() + check.to_bytes(4, "little") + (mebibytes * MIB & 0xFFFFFFFF).to_bytes(4, "little")
     return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + first + block * (mebibytes - 1) + end
+
+
+@pytest.mark.parametrize("body", [b"not deflate", zlib.compress(b"x" * 1000)[:-6], GOOD_GZIP])
+def test_damaged_deflate_is_400(running: Receiving, body: bytes) -> None:
+    assert running.post(body, content_encoding="deflate").status == 400
+
+
+def test_a_deflate_bomb_is_413(running: Receiving) -> None:
+    packer = zlib.compressobj(9)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(256)) + packer.flush()
+    assert len(bomb) < 1 << 20
+    answer = running.post(bomb, content_encoding="deflate")
+    assert answer.status == 413
 
 
 def test_a_gzip_bomb_is_413_and_memory_stays(running: Receiving) -> None:

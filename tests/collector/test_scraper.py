@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 from writing import rulebook
 
@@ -78,6 +81,34 @@ def test_failures_are_gaps_that_say_why(port: int) -> None:
     wait_until(lambda: bool(found))
     scraper.stop()
     assert scraper.status()[0]["last_error"] == ""
+
+
+def test_status_and_log_tell_once_that_a_target_fails(caplog: pytest.LogCaptureFixture) -> None:
+    clock = [10**18]
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        scraper = Scraper([f"127.0.0.1:{closed.getsockname()[1]}"], rulebook().engines, print, lambda: clock[0])
+        assert scraper.status()[0]["up"] is None
+        (target,) = scraper._targets
+        with httpx.Client() as client, caplog.at_level(logging.WARNING):
+            for _ in range(5):
+                scraper._scrape(client, target)
+            assert len(caplog.records) == 1
+            clock[0] += 601 * 10**9
+            scraper._scrape(client, target)
+            assert len(caplog.records) == 2
+    assert (scraper.status()[0]["up"], scraper.status()[0]["last_success_age_s"]) == (False, None)
+
+
+def test_a_sample_that_cannot_be_stored_ends_no_scraping(port: int) -> None:
+    def full(_samples: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    scraper = Scraper([f"127.0.0.1:{port}"], rulebook().engines, full, interval_s=0.05, timeout_s=1.0)
+    scraper.start()
+    wait_until(lambda: int(str(scraper.status()[0]["scrapes"])) >= 3)
+    scraper.stop()
+    assert scraper.status()[0]["up"] is True
 
 
 @pytest.mark.parametrize("url", ["ftp://host/metrics", "http://", "http:///metrics"])

@@ -291,11 +291,12 @@ def test_a_supplement_fills_the_row_of_its_request(tmp_path: Path) -> None:
 
 def test_sequences_of_one_call_share_its_key(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
-        b.receive(traces(2, attributes={"gen_ai.request.id": "chatcmpl-1"}))
+        same: dict[str, Any] = {"attributes": {"gen_ai.request.id": "chatcmpl-1"}}
+        b.receive([engine_span(trace=f"{i + 1:032x}", **same) for i in range(2)])
         b.run()
         keys = {row["call_key"] for row in b.rows()}
         assert len(b.rows()) == 2
-        assert keys == {"i-1/chatcmpl-1"}
+        assert keys == {f"i-1/chatcmpl-1/{at(0)}"}
 
 
 def test_an_import_is_final_and_attributed_when_it_returns(tmp_path: Path) -> None:

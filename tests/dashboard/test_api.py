@@ -67,6 +67,18 @@ def test_filters_narrow_and_variables_of_grafana_are_filters(served: Served) -> 
         ("slices", {"by": "inptu"}, "by", "did you mean 'input'"),
         ("slices", {"metric": "speed"}, "metric", "one of"),
         ("turns", {"limit": "-1"}, "limit", "between 1 and"),
+        ("turns", {"limit": "x"}, "limit", "integer"),
+        ("requests", {"limit": "9" * 40}, "limit", "between 1 and"),
+        ("requests", {"display": "perhaps"}, "display", "bool"),
+        ("work", {}, "tab", "send tab="),
+        ("verdict", {"from": "²"}, "from", "now-15m"),
+        ("verdict", {"from": "now-1000000w"}, "from", "between 1970 and 2100"),
+        ("verdict", {"slo": "ttft:.."}, "slo", "limit like 2s"),
+        ("verdict", {"filtre": "model:eq:x"}, "filtre", "did you mean filter=? known are from, to, f, filter"),
+        ("verdict", {"limit": "3"}, "limit", "known are from"),
+        ("turns", {"f": "model:eq:x"}, "f", "known are from, to, limit"),
+        ("health", {"deep": "1"}, "deep", "takes none"),
+        ("slices", {"sel": "nan,1,1,1"}, "sel", "four numbers"),
     ],
 )
 def test_a_wrong_question_is_400_with_field_and_remedy(
@@ -278,3 +290,27 @@ def test_the_site_s_objectives_hold_where_the_address_names_none(served: Served)
     assert get(served, "verdict")["objective"]["text"] == "ttft 0.001 s"
     assert get(served, "verdict", slo="e2e:9s")["objective"]["text"] == "e2e 9 s"
     assert get(served, "verdict", slo="none")["objective"]["limit_s"] is None
+
+
+def test_filter_is_another_name_of_f(served: Served) -> None:
+    assert get(served, "verdict", filter="model:eq:qwen-7b") == get(served, "verdict", f="model:eq:qwen-7b")
+
+
+def test_what_a_board_and_a_page_put_into_an_address_is_taken(served: Served) -> None:
+    every = get(served, "verdict")["requests"]
+    board = {
+        "orgId": "1",
+        "refresh": "30s",
+        "timezone": "browser",
+        "tz": "UTC",
+        "v": "1",
+        "var-foo": "bar",
+        "viewPanel": "3",
+    }
+    assert get(served, "verdict", **board, sort="e2e:desc", metric="e2e", rows="input")["requests"] == every
+    assert get(served, "health", **board)["status"] == "ok"
+
+
+def test_an_error_says_its_remedy_once(served: Served) -> None:
+    told = served.client.get("/api/v1/verdict", params={"f": "nothing_like_it:eq:x"}).json()
+    assert "keys are model" in told["remedy"] and "keys are" not in told["error"]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 from builders import attributed, make_request, request_table
+from endless import ENGINE, HEAT, LIST, VERDICT, slow_down
 from stocked import Served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
@@ -232,6 +233,126 @@ def test_strangers_text_runs_nothing_and_loads_nothing(
         assert browsed.page.evaluate("[...document.links].every(link => link.host === location.host)")
         assert browsed.page.evaluate("document.documentElement.scrollWidth") <= 1440
     assert browsed.problems == [] and browsed.foreign == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1400, 900)])
+@pytest.mark.parametrize(("page", "text"), [*PAGES, ("/trace", "Booked to causes")])
+def test_a_page_fits_the_screen(
+    browse: Callable[[Served], Browsed], served: Served, page: str, text: str, width: int, height: int
+) -> None:
+    browsed = browse(served)
+    browsed.page.set_viewport_size({"width": width, "height": height})
+    browsed.open(address_of(served, page), text)
+    browsed.settle()
+    assert browsed.page.evaluate("document.documentElement.scrollWidth") <= width
+    overprinted = """[...document.querySelectorAll('.evidence tr')].some(row => {
+        const cells = [...row.children].map(cell => cell.getBoundingClientRect()).filter(box => box.width)
+        return cells.some((a, i) => cells.some((b, j) => i < j && a.left < b.right - 1 && b.left < a.right - 1
+            && a.top < b.bottom - 1 && b.top < a.bottom - 1))
+    })"""
+    assert not browsed.page.evaluate(overprinted)
+    if page == "/requests":
+        browsed.page.evaluate("document.querySelector('.ag-body-horizontal-scroll-viewport').scrollLeft = 9999")
+        browsed.until("document.querySelector('.grid-table a.text-link')?.getBoundingClientRect().right <= innerWidth")
+    assert browsed.problems == []
+
+
+def test_a_list_with_a_wrong_order_says_so_and_comes_back(browse: Callable[[Served], Browsed], served: Served) -> None:
+    browsed = browse(served)
+    browsed.open(f"/requests?{BOUND}&sort=nope&utm=kept", "sort: nope: is not a key to sort by")
+    assert browsed.page.locator(".grid-table").count() == 0
+    browsed.page.get_by_text("Leave it out").click()
+    browsed.wait("160 in this window")
+    assert "utm=kept" in browsed.page.url and "sort" not in browsed.page.url
+    assert browsed.problems == []
+
+
+SLOW = [
+    ("/triage", VERDICT, "triage-headline", "Still working, 160 requests in this window"),
+    ("/slices", HEAT, "slices-heat", "Still working, 160 requests in this window"),
+    ("/requests", LIST, "requests-table", "Still working"),
+    ("/trace", ENGINE, "trace-body", "Still working"),
+]
+
+
+def address_of(served: Served, page: str) -> str:
+    if page != "/trace":
+        return f"{page}?{BOUND}"
+    return f"/trace/{served.store.query('SELECT request_key FROM requests LIMIT 1')['request_key'][0]}?{BOUND}"
+
+
+def part(browsed: Browsed, name: str) -> Any:
+    return browsed.page.locator(f".region:has(> #{name})")
+
+
+@pytest.mark.parametrize(("page", "words", "name", "told"), SLOW)
+def test_a_slow_part_tells_and_can_be_cancelled(
+    browse: Callable[[Served], Browsed], served: Served, page: str, words: str, name: str, told: str
+) -> None:  # fmt: skip
+    slow_down(served.store, words)
+    browsed = browse(served)
+    browsed.page.goto(browsed.base + address_of(served, page))
+    slow = part(browsed, name)
+    slow.get_by_text(told).first.wait_for(state="visible", timeout=20_000)
+    assert served.store._readers._running
+    began = time.monotonic()
+    slow.get_by_role("button", name="Cancel").click()
+    slow.get_by_text("Cancelled").first.wait_for(state="visible", timeout=10_000)
+    assert time.monotonic() - began < 8
+    if page != "/triage":  # whose other parts wait for the same verdict, and begin it again for themselves
+        assert not served.store._readers._running
+    slow_down(served.store, "nothing like it")
+    slow.get_by_role("button", name="Retry").click()
+    slow.get_by_text("Cancelled").first.wait_for(state="hidden", timeout=20_000)
+    if page == "/requests":
+        slow.locator("a.text-link").first.wait_for(state="visible", timeout=20_000)
+    assert [one for one in browsed.problems if "503" not in one] == [] and browsed.foreign == []
+
+
+def test_a_part_stops_by_itself_and_offers_less(browse: Callable[[Served], Browsed], served: Served) -> None:
+    served.app.state.answers.works.limit_s = 5.0
+    slow_down(served.store, HEAT)
+    browsed = browse(served)
+    browsed.page.goto(f"{browsed.base}/slices?{BOUND}")
+    slow = part(browsed, "slices-heat")
+    browsed.wait("Two-way grid")
+    slow.get_by_text("Stopped after 5 s").wait_for(state="visible", timeout=20_000)
+    assert browsed.page.get_by_text("Two-way grid").first.is_visible(), "the part, not the page"
+    slow_down(served.store, "nothing like it")
+    slow.get_by_text("of this window").first.click()
+    slow.get_by_text("drag a box").wait_for(state="visible", timeout=20_000)
+    assert "from=2025-11-29T14:05:00Z" in browsed.page.url
+    assert browsed.problems == []
+
+
+def test_a_list_that_was_shown_stays_when_it_cannot_be_read_again(
+    browse: Callable[[Served], Browsed], served: Served
+) -> None:  # fmt: skip
+    served.app.state.answers.works.limit_s = 2.0
+    browsed = browse(served)
+    browsed.open(f"/requests?{BOUND}", "160 in this window")
+    browsed.page.locator(".grid-table a.text-link").first.wait_for()
+    slow_down(served.store, LIST)
+    browsed.page.keyboard.press("d")
+    browsed.page.keyboard.press("r")
+    part(browsed, "requests-table").get_by_text("The figures below are from before").wait_for(timeout=20_000)
+    assert browsed.page.locator(".grid-table a.text-link").count() > 5
+
+
+def test_moving_on_stops_what_the_page_asked(browse: Callable[[Served], Browsed], served: Served) -> None:
+    slow_down(served.store, HEAT)
+    browsed = browse(served)
+    browsed.page.goto(f"{browsed.base}/slices?{BOUND}")
+    browsed.wait("Two-way grid")
+    assert served.store._readers._running
+    browsed.page.keyboard.press("g")
+    browsed.page.keyboard.press("r")
+    browsed.wait("160 in this window")
+    end = time.monotonic() + 3
+    while served.store._readers._running and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not served.store._readers._running
+    assert browsed.problems == []
 
 
 @pytest.mark.slow

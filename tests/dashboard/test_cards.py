@@ -127,6 +127,11 @@ def test_the_word_caused_by_is_kept_for_proven_findings() -> None:
     assert "proven by ablation" in card_of(verdict(stage="ablated")).standing
 
 
+def test_the_time_line_says_whose_time_it_is() -> None:
+    assert "time     of all 96 requests: " in drawn(card_of(VERDICT), width=200)
+    assert "Time of all 96 requests: " in markdown(card_of(VERDICT))
+
+
 def test_a_compact_card_fits_five_lines() -> None:
     assert len(drawn(card_of(VERDICT), width=240, compact=True).splitlines()) == 5
 

@@ -116,7 +116,9 @@ def test_phases_lie_end_to_end_and_the_rest_is_unexplained() -> None:
 )
 def test_what_the_engine_cannot_split_stands_where_it_happened(covers: str, order: list[str]) -> None:
     prefill = 0.5 if "P" not in covers else 0.0
-    row = attributed(make_request(queue_s=1.0, prefill_s=prefill, first_token_s=0.0, combined_s=0.7, combined_covers=covers))
+    row = attributed(
+        make_request(queue_s=1.0, prefill_s=prefill, first_token_s=0.0, combined_s=0.7, combined_covers=covers)
+    )
     assert [one.phase for one in pieces(row) if one.phase in order] == order
 
 

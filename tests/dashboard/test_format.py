@@ -97,5 +97,9 @@ def test_moments_are_utc() -> None:
     assert fmt.moment(at, day=True) == "Nov 29 14:00:00"
     assert fmt.interval(at, at + 60 * 10**9) == "Nov 29, 14:00:00 – 14:01:00"
     assert fmt.interval(at, at + 86400 * 10**9) == "Nov 29 14:00:00 – Nov 30 14:00:00"
+    year = 365 * 86400 * 10**9
+    assert fmt.interval(at, at + year) == "Nov 29 2025 14:00:00 – Nov 29 2026 14:00:00"
+    assert fmt.interval(at, at + 60 * 10**9, at + year) == "Nov 29 2025, 14:00:00 – 14:01:00"
+    assert fmt.interval(at, at + 60 * 10**9, at) == "Nov 29, 14:00:00 – 14:01:00"
     assert fmt.moment(2**63 - 1, day=True)
     assert [plain(fmt.age(s)) for s in (3.2, 240, 7200, 10**6)] == ["3 s", "4 min", "2 h", "12 d"]

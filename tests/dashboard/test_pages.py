@@ -11,11 +11,15 @@ import pytest
 from builders import START_UNIX_NS, attributed, make_request, request_table
 from dash import no_update
 from plotly.utils import PlotlyJSONEncoder
+from span_tables import span_table
 from stocked import Served
 
 from phasewise.collector.records import Run, arrow_schema
+from phasewise.dashboard import shell
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.app import PAGES
+from phasewise.dashboard.cards import ends_now
+from phasewise.dashboard.pages import requests
 from phasewise.dashboard.regions import Region, filled
 from phasewise.dashboard.state import View, parse_view
 from phasewise.dashboard.verdict_card import verdict_card
@@ -114,6 +118,71 @@ def test_a_filter_that_matches_nothing_offers_its_removal(served: Served, page: 
 def test_a_wrong_address_is_a_sentence(served: Served, page: ModuleType) -> None:
     told = page_text(served, page, view(page, served, f="modl:eq:a"))
     assert told.count("cannot be answered") == 1 and "did you mean 'model'" in told
+
+
+@pytest.mark.parametrize("wrong", ["²", "now-1000000w", "9" * 40, "yesterday-ish"])
+@pytest.mark.parametrize("page", PAGES[:3], ids=lambda page: page.NAME)
+def test_a_wrong_time_is_a_sentence_and_the_way_on_stays(served: Served, page: ModuleType, wrong: str) -> None:
+    at = view(page, served, **{"from": wrong})
+    told = page_text(served, page, at)
+    assert told.count("cannot be answered") == 1 and "from: " in told and "Last 15 minutes" in told
+    assert {link.split("?")[0] for link in links(plain(shell.nav_links(at)))} == {"/triage", "/requests", "/slices"}
+    assert "Time range" in shown(shell.range_picker(at, answers(served).now()))
+
+
+@pytest.mark.parametrize(
+    ("page", "wrong"), [(PAGES[1], "sort"), (PAGES[1], "metric"), (PAGES[2], "cell")], ids=lambda one: getattr(one, "NAME", one)
+)  # fmt: skip
+def test_a_page_that_cannot_read_its_address_says_so_with_a_way_out(
+    served: Served, page: ModuleType, wrong: str
+) -> None:
+    at = view(page, served, **{wrong: "nope"})
+    content = plain([filled(answers(served), at, one, False)[0] for one in page.REGIONS])
+    told = shown(content)
+    assert f"{wrong}: nope: is not a" in told and "Leave it out" in told
+    assert not any(f"{wrong}=" in link for link in links(content))
+
+
+def test_a_table_goes_where_its_address_cannot_be_read(served: Served) -> None:
+    there = {"type": "Section"}
+    assert requests._mounted(answers(served), view(requests, served), None) is not None
+    assert requests._mounted(answers(served), view(requests, served), there) is no_update
+    assert requests._mounted(answers(served), view(requests, served, sort="nope"), there) is None
+
+
+def test_a_variable_that_filters_nothing_is_noted(served: Served) -> None:
+    page = PAGES[0]
+    at = view(page, served, **{"var-foo": "bar"})
+    assert "160 requests" in page_text(served, page, at)
+    assert "foo = bar filters nothing" in shown(shell.chips(at))
+    assert "filter" not in shown(shell.chips(view(page, served, **{"var-model": "qwen-7b", "var-datasource": "x"})))
+
+
+def test_spans_that_no_profile_knows_are_named(serve: Callable[..., Served]) -> None:
+    served = serve(filled=False)
+    strangers = [{"name": f"<b>job {i}", "scope": "acme", "start_s": 0, "end_s": 1} for i in range(50)]
+    served.writer.add_spans(span_table(strangers))
+    page = PAGES[0]
+    at = view(page, served)
+    told = page_text(served, page, at)
+    assert "50 spans received, none is of a known engine" in told and "acme / <b>job #" in told and "vLLM V1" in told
+    strip = shown(shell.health_strip(answers(served), at))
+    assert "50 spans received, none is of a known engine" in strip and "acme / <b>job #" in strip
+
+
+def test_a_strange_span_beside_requests_is_only_a_note(served: Served) -> None:
+    served.writer.add_spans(span_table([{"name": "job", "scope": "acme", "start_s": 0, "end_s": 1}]))
+    at = view(PAGES[0], served)
+    assert "1 span received of no known engine" in shown(shell.health_strip(answers(served), at))
+    assert "160 requests" in page_text(served, PAGES[0], at)
+
+
+def test_requests_are_open_still_only_in_a_window_that_ends_now() -> None:
+    told = {"status": "slow", "primary": "queueing", "cause": "queue.slots", "requests": 9, "open": 3, "in_flight": {"open": 3, "running": 3.0}}  # fmt: skip
+    for current, words in ((True, "3 requests still open"), (False, "3 requests open at the end of the window")):
+        assert words in shown(verdict_card(told, parse_view("/triage", ""), current=current))
+    assert ends_now(told | {"window": {"to_unix_ns": START_UNIX_NS}}, START_UNIX_NS + 119 * 10**9)
+    assert not ends_now(told | {"window": {"to_unix_ns": START_UNIX_NS}}, START_UNIX_NS + 121 * 10**9)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)

@@ -99,3 +99,46 @@ def test_filters_as_people_type_them(typed: str, filter_text: str) -> None:
 def test_a_typed_filter_without_operator_is_refused() -> None:
     with pytest.raises(InputError, match="like model=NAME"):
         parse_typed_filter("llama")
+
+
+@pytest.mark.parametrize(
+    "sel", ["nan,2,1,2", "1,nan,1,2", "1,2,nan,2", "inf,2,1,2", "1,2,1,inf", "1e300,2,1,2", "-5,2,1,2"]
+)
+def test_a_box_that_no_heatmap_holds_is_refused(sel: str) -> None:
+    with pytest.raises(InputError, match="four numbers"):
+        assert parse_view("/slices", f"sel={sel}").box
+
+
+@pytest.mark.parametrize("refresh", ["²", "9" * 5000, "0", "x"])
+def test_a_refresh_that_cannot_be_is_none(refresh: str) -> None:
+    assert parse_view("/triage", f"refresh={refresh}").refresh_s is None
+
+
+def test_filter_is_another_name_of_f() -> None:
+    view = parse_view("/triage", "filter=model:eq:a&f=route:eq:b")
+    assert view.filters == (Filter("model", "eq", "a"), Filter("route", "eq", "b"))
+    assert parse_view("/triage", urlsplit(without_filter(view, 0)).query).filters == view.filters[1:]
+    more = view.with_filters("requests", [Filter("model", "eq", "a"), Filter("tenant", "eq", "c")])
+    assert [one.key for one in parse_view("/requests", urlsplit(more).query).filters] == ["model", "route", "tenant"]
+
+
+def test_a_variable_that_nobody_knows_filters_nothing_and_is_named() -> None:
+    view = parse_view("/triage", "var-foo=bar&var-model_name=a&var-datasource=prom&var-baz=All&var-a:b=c")
+    assert view.filters == (Filter("model_name", "eq", "a"),)
+    assert view.unused_variables == (("foo", "bar"), ("a:b", "c"))
+    assert ("var-foo", "bar") in view.pairs
+    left = parse_view("/triage", urlsplit(without_filter(view, 0)).query)
+    assert left.filters == () and left.unused_variables == view.unused_variables
+
+
+def test_a_page_reads_only_what_is_its_own() -> None:
+    for page in ("triage", "trace"):
+        parse_view(f"/{page}", "sort=nope&rows=nope").check()
+    for page, wrong in (
+        ("requests", "sort=nope"),
+        ("slices", "rows=nope"),
+        ("triage", "slo=nope"),
+        ("requests", "metric=nope"),
+    ):
+        with pytest.raises(InputError):
+            parse_view(f"/{page}", wrong).check()
