@@ -16,7 +16,7 @@ from phasewise.rules.schema import Gpu, Model
 
 Bound = Literal["compute", "bandwidth"]
 
-CALIBRATE = "name the accelerator, or measure peak and bandwidth with `phasewise calibrate`"
+NAME_IT = "name the accelerator in phasewise.toml ([hardware] accelerator; phasewise rules list gpus)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def judge_step(
         bound=bound,
         time_s=time_s,
         reason=reason,
-        offer=CALIBRATE if bound is None else None,
+        offer=NAME_IT if bound is None else None,
     )
 
 

@@ -60,7 +60,13 @@ def _rollups() -> str:
     sums = [f'"{name}_ns" HUGEINT' for name in ROLLUP_SUMS]
     causes = [f'"{column.removesuffix("_s")}_ns" HUGEINT' for column in CAUSE_COLUMNS]
     histograms = [f'"{name}_histogram" MAP(INTEGER, UBIGINT)' for name in ROLLUP_HISTOGRAMS]
-    keys = ['"bucket_unix_ns" BIGINT', *(f'"{name}" VARCHAR' for name in ("model", "instance", "cause", "outcome"))]
+    shape = ['"input_log2" BIGINT', '"output_log2" BIGINT']
+    keys = [
+        '"width_s" BIGINT',
+        '"bucket_unix_ns" BIGINT',
+        *shape,
+        *(f'"{name}" VARCHAR' for name in ("model", "instance", "cause", "outcome")),
+    ]
     counts = [f'"{name}" BIGINT' for name in ("requests", "input_tokens", "output_tokens", "preemptions")]
     return ", ".join([*keys, *counts, *sums, *causes, *histograms])
 

@@ -71,7 +71,7 @@ def missing_numbers(summary: Summary, machine: Machine) -> list[dict[str, object
     )  # fmt: skip
     need(
         machine.bandwidth_bytes_per_s is None and machine.kind not in ("hosted", "none"), "hardware.memory_bandwidth_gb_per_s",
-        "data sheet, or `phasewise calibrate`", "without it no roofline",
+        "data sheet of the accelerator", "without it no roofline",
     )  # fmt: skip
     need(
         machine.read_low_bytes is None and machine.kind not in ("hosted", "none"), "model.params_b, model.weight_dtype",

@@ -73,14 +73,14 @@ def test_far_from_every_ridge_the_answer_needs_no_device() -> None:
     assert judge_prefill(LLAMA, None, 4096, known=KNOWN).bound == "compute"
 
 
-def test_between_the_ridges_it_refuses_and_offers_to_calibrate() -> None:
+def test_between_the_ridges_it_refuses_and_says_what_would_decide() -> None:
     judged = judge_decode(LLAMA, None, 200, 16, known=KNOWN)
     assert judged.bound is None
     assert judged.time_s is None
     assert judged.reason is not None
     assert "between the lowest" in judged.reason
     assert judged.offer is not None
-    assert "calibrate" in judged.offer
+    assert "name the accelerator" in judged.offer
 
 
 def test_without_anything_to_compare_with_it_refuses() -> None:

@@ -303,7 +303,7 @@ def test_an_import_is_final_and_attributed_when_it_returns(tmp_path: Path) -> No
     with bench(tmp_path) as b:
         assert b.writer.add_spans(span_table(traces(3))) == 3
         assert [(row["final"], row["primary_class"]) for row in b.rows()] == [(True, "queueing")] * 3
-        assert b.rows("SELECT sum(requests) AS n FROM rollups") == [{"n": 3}]
+        assert b.rows("SELECT sum(requests) AS n FROM rollups WHERE width_s = 60") == [{"n": 3}]
         assert b.writer.add_spans(span_table(traces(3))) == 0
         assert len(b.rows()) == 3
 
@@ -313,12 +313,19 @@ def test_rollups_follow_the_rows(tmp_path: Path) -> None:
         b.receive(traces(3))
         b.run()
         b.run(6)
-        (rollup,) = b.rows("SELECT * FROM rollups")
+        (rollup,) = b.rows("SELECT * FROM rollups WHERE width_s = 60")
         assert (rollup["requests"], rollup["e2e_ns"], rollup["queue_ns"]) == (3, 6 * 10**9, 750_000_000)
         b.receive([engine_span(start_s=0.5)], "f" * 32)
         b.run(6)
-        (rollup,) = b.rows("SELECT requests, list_sum(map_values(e2e_histogram)) AS counted FROM rollups")
+        (rollup,) = b.rows(
+            "SELECT requests, list_sum(map_values(e2e_histogram)) AS counted FROM rollups WHERE width_s = 60"
+        )
         assert rollup == {"requests": 4, "counted": 4}
+        by_width = b.rows(
+            "SELECT width_s, sum(requests) AS n, sum(e2e_ns)::BIGINT AS ns FROM rollups GROUP BY 1 ORDER BY 1"
+        )
+        assert [row["width_s"] for row in by_width] == [10, 60, 3600]
+        assert len({(row["n"], row["ns"]) for row in by_width}) == 1
 
 
 def test_archived_segments_are_dropped_and_late_spans_still_find_their_trace(tmp_path: Path) -> None:
