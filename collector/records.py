@@ -71,6 +71,7 @@ class Request:
     # other boundaries
     entry_e2e_s: float | None = None  # outermost span of the same call, or the client's own record
     entry_ttft_s: float | None = None  # the client's own TTFT
+    entry_tpot_s: float | None = None  # the client's own TPOT, over the tokens it counted itself
     itl_p95_s: float | None = None
     longest_gap_s: float | None = None  # longest inter-token gap
     client_gaps: str | None = None  # JSON list of the inter-token gaps (seconds) the client itself recorded

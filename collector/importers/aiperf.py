@@ -33,6 +33,7 @@ def records(document: dict[str, Any]) -> Iterator[ClientRecord]:
         e2e_s=seconds(e2e, "metrics.request_latency"),
         end_unix_ns=end if isinstance(end, int) and end >= start else None,
         ttft_s=_value(metrics, "time_to_first_token"),
+        tpot_s=_value(metrics, "inter_token_latency"),
         gaps_s=_gaps(metrics),
         input_tokens=_count(metrics, "usage_prompt_tokens", "input_sequence_length"),
         output_tokens=_count(metrics, "usage_completion_tokens", "output_sequence_length"),

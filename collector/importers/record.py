@@ -14,6 +14,7 @@ class ClientRecord:
     e2e_s: float
     end_unix_ns: int | None = None  # where the record states its end; tools may count e2e_s from later than the start
     ttft_s: float | None = None
+    tpot_s: float | None = None  # where the tool states it: over the tokens that it counted itself
     gaps_s: list[float] | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None

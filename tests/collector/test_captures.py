@@ -17,6 +17,7 @@ from captures import bodies, scrapes
 from shared_data import shared_path
 from writing import bench, rulebook
 
+from phasewise.collector.archive import SpanArchive
 from phasewise.collector.importers import import_bytes, import_file
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.scan import scan_traces
@@ -36,6 +37,7 @@ class Loaded:
     """What the store held of a folder: after its spans, and after its scrapes and client records as well."""
 
     folder: Path
+    spans: pl.DataFrame
     spans_only: pl.DataFrame
     requests: pl.DataFrame
     samples: pl.DataFrame
@@ -69,8 +71,10 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
                 b.writer.add_import(import_bytes(scrape_lines(folder), "scrapes", PROFILES))
                 client = import_file(next(folder.glob("client*.jsonl")), PROFILES)
                 kind, counts = client.format, b.writer.add_import(client)
+            traces = spans_only["trace_id"].drop_nulls().unique().to_list()
             return Loaded(
                 folder=folder,
+                spans=pl.DataFrame(SpanArchive(b.folder).traces(traces)),
                 spans_only=spans_only,
                 requests=b.store.query("SELECT * FROM requests"),
                 samples=b.store.query("SELECT * FROM engine_samples"),
@@ -121,6 +125,11 @@ def test_phases_are_those_of_the_spans(load: Load, name: str) -> None:
     own = known["server_span_s"]
     if "child_span_s" in known:  # there the child spans count: the prefill attribute holds the queue
         check_percentiles(known["child_span_s"], {child: values(rows, c) for child, c in CHILD_COLUMNS.items()})
+        spans = load(name).spans  # slices without a column of their own stand in the archive of raw spans
+        length = (spans["end_unix_ns"] - spans["start_unix_ns"]) / 1e9
+        children = {child: length.filter(spans["name"] == child).to_numpy() for child in ("tokenize", "decode_forward")}
+        assert all(len(found) == rows.height for found in children.values())
+        check_percentiles(known["child_span_s"], children)
         own = {key: value for key, value in own.items() if key.startswith(("ttft", "e2e", "tpot"))}
     check_percentiles(own, columns)
     total = float(rows["e2e_s"].sum())
@@ -142,7 +151,9 @@ def test_client_figures_come_with_the_client_file(load: Load, name: str) -> None
     columns = {"ttft": values(rows, "entry_ttft_s"), "itl": gaps}
     if name != "vllm-client-openai-v2":  # its uninstrumented completion has no client record
         columns["e2e"] = values(rows, "entry_e2e_s")
-    if one.client_format == "vllm-bench":  # AIPerf counts tokens with a tokenizer of its own
+    if one.client_format == "aiperf":  # counts tokens with a tokenizer of its own, and states its TPOT over them
+        columns["tpot"] = values(rows, "entry_tpot_s")
+    elif one.client_format == "vllm-bench":
         decode = rows["entry_e2e_s"] - rows["entry_ttft_s"]
         columns["tpot"] = (decode / (rows["output_tokens"] - 1)).to_numpy()
     check_percentiles(known["client_s"], columns)
