@@ -17,10 +17,11 @@ from phasewise.rules.errors import TooBusy
 AT_ONCE = 4
 MOST_WAITING = 32
 _LOOK_EVERY_S = 0.05
+_STOPPING_S = 5.0  # an interrupt is heard within milliseconds
 
 
 class Interruptible(Protocol):
-    """A database cursor."""
+    """A query that runs. interrupt() raises nothing, also when its connection was closed meanwhile."""
 
     def interrupt(self) -> None: ...
 
@@ -69,14 +70,16 @@ class Readers:
         finally:
             with self._changed:
                 del self._running[id(cursor)]
+                self._changed.notify_all()
 
     def close(self) -> None:
-        """Stops what runs, so that nothing keeps the process from ending."""
+        """Stops what runs, so that nothing keeps the process from ending, and waits a moment until it has."""
         with self._changed:
             self._closed = True
             for _, patience in self._running.values():
                 patience.cancel()
             self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._running, timeout=_STOPPING_S)
 
     def _watch(self) -> None:
         with self._changed:
@@ -84,5 +87,5 @@ class Readers:
                 for cursor, patience in self._running.values():
                     if patience.over:
                         cursor.interrupt()
-                # Nothing to watch: sleeps until there is. An interrupt never meets a closed cursor: the lock is held.
+                # Nothing to watch: sleeps until there is.
                 self._changed.wait(_LOOK_EVERY_S if self._running else None)

@@ -48,6 +48,7 @@ class Store:
         self._state_lock = threading.Lock()
         self._dead_because = ""
         self._tried_at = 0.0
+        self._closed = False
         self._readers = Readers()
         self._connection = self._open()
 
@@ -99,7 +100,7 @@ class Store:
     def _query(self, sql: str, parameters: Sequence[object], patience: Patience | None = None) -> pl.DataFrame:
         cursor = self._cursor()
         try:
-            with self._readers.watched(cursor, patience) if patience else contextlib.nullcontext():
+            with self._readers.watched(_Running(cursor), patience) if patience else contextlib.nullcontext():
                 relation = cursor.sql(sql, params=list(parameters) or None)
                 return _plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
         except duckdb.InterruptException:
@@ -109,6 +110,10 @@ class Store:
         except duckdb.FatalException as error:
             self._die(error)
             raise self._broken() from error
+        except duckdb.ConnectionException as error:
+            if self._dead_because:  # closed, or opened again, while this one ran
+                raise self._broken() from error
+            raise
         finally:
             cursor.close()
 
@@ -157,11 +162,13 @@ class Store:
         return self._dead_because
 
     def close(self) -> None:
+        with self._state_lock:
+            self._closed = True
+            self._dead_because = "it was closed"
+            self._tried_at = float("inf")  # never opened again
         self._readers.close()
         with self._write_lock, contextlib.suppress(duckdb.Error):
             self._connection.close()
-        self._dead_because = "it was closed"
-        self._tried_at = float("inf")
 
     def __enter__(self) -> Self:
         return self
@@ -182,6 +189,8 @@ class Store:
 
     def _die(self, error: duckdb.Error) -> None:
         with self._state_lock:
+            if self._closed:
+                return
             self._dead_because = str(error).splitlines()[0]
             self._tried_at = time.monotonic()
 
@@ -202,6 +211,17 @@ class Store:
         return MachineError(
             f"{self.path}: the store does not answer: {self._dead_because} (it is opened again by itself)"
         )
+
+
+class _Running:
+    """A cursor whose query runs. Closing a connection closes its cursors too, whoever uses them."""
+
+    def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        self._cursor = cursor
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(duckdb.ConnectionException):
+            self._cursor.interrupt()
 
 
 class Transaction:

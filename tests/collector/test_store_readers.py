@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 from endless import ENDLESS
 
 from phasewise.collector.patience import Patience
 from phasewise.collector.readers import AT_ONCE, MOST_WAITING
-from phasewise.collector.store import Store
+from phasewise.collector.store import Store, _Running
 from phasewise.rules.errors import Cancelled, MachineError, TooBusy, TooSlow
 
 
@@ -107,3 +108,38 @@ def test_waiting_for_a_place_is_bounded(store: Store) -> None:
     busy.cancel()
     for thread in threads:
         thread.join(10)
+
+
+@pytest.mark.parametrize("stopping_s", [5.0, 0.0])
+def test_closing_stops_the_readers_and_breaks_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping_s: float
+) -> None:
+    """With 0 s the connection goes while queries run on it: each ends with a sentence and the watch with nothing."""
+    monkeypatch.setattr("phasewise.collector.readers._STOPPING_S", stopping_s)
+    store = Store(tmp_path / "s.duckdb")
+    threads = [raised_by(lambda: store.query(ENDLESS, patience=Patience(0.5))) for _ in range(AT_ONCE)]
+    until(lambda: len(store._readers._running) == AT_ONCE)
+    store.close()
+    for thread, raised in threads:
+        thread.join(10)
+        assert len(raised) == 1 and isinstance(raised[0], MachineError)
+    watcher = store._readers._watcher
+    assert watcher is not None
+    watcher.join(10)
+    assert not watcher.is_alive()
+    with pytest.raises(MachineError, match="it was closed"):
+        store.query("SELECT 1", patience=Patience(5))
+
+
+def test_the_watch_outlives_a_cursor_that_was_closed_under_its_query(store: Store) -> None:
+    patience = Patience(60)
+    patience.cancel()
+    cursor = store._cursor()
+    cursor.close()  # as closing its connection does
+    with pytest.raises(duckdb.ConnectionException):
+        cursor.interrupt()
+    with store._readers.watched(_Running(cursor), patience):
+        time.sleep(0.2)
+        watcher = store._readers._watcher
+        assert watcher is not None and watcher.is_alive()
+    assert store.query("SELECT 1", patience=Patience(5)).height == 1
