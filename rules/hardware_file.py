@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from phasewise.rules.efficiency_file import read_efficiency
 from phasewise.rules.schema import DEVICE_KINDS, DTYPES, Gpu, Mla, Model, Moe, SlidingWindow, Source
+from phasewise.rules.source import read_source
 from phasewise.rules.toml_table import TomlTable
-
-
-def read_source(table: TomlTable) -> Source:
-    source = Source(text=table.text("text"), date=table.day("date"), url=table.text_or_none("url"))
-    table.finish()
-    return source
 
 
 def read_sources(root: TomlTable) -> tuple[Source, ...]:
@@ -34,13 +30,16 @@ def read_gpu(identity: str, root: TomlTable) -> Gpu:
         memory_bandwidth_bytes_per_s=root.positive("memory_bandwidth_bytes_per_s"),
         memory_bytes=root.positive("memory_bytes"),
         tdp_w=root.positive_or_none("tdp_w"),
+        link_bandwidth_bytes_per_s=root.positive_or_none("link_bandwidth_bytes_per_s"),
+        efficiency=read_efficiency(table) if (table := root.table_or_none("efficiency")) else None,
         sparse_note=root.text_or_none("sparse_note"),
         note=root.text_or_none("note"),
         sources=MappingProxyType(_named_sources(root.table("sources"))),
     )
     root.finish()
     numbers = [f"peak_flops.{d}" for d in gpu.peak_flops] + [f"achieved_flops.{d}" for d in gpu.achieved_flops]
-    numbers += ["memory_bandwidth_bytes_per_s", "memory_bytes"] + (["tdp_w"] if gpu.tdp_w is not None else [])
+    numbers += ["memory_bandwidth_bytes_per_s", "memory_bytes"]
+    numbers += [name for name in ("tdp_w", "link_bandwidth_bytes_per_s") if getattr(gpu, name) is not None]
     for number in numbers:
         if number not in gpu.sources and number.partition(".")[0] not in gpu.sources:
             raise root.error(f"sources.{number}", "is missing: no number without a source")
@@ -64,6 +63,7 @@ def _by_dtype(table: TomlTable | None) -> dict[str, float]:
 
 def _named_sources(table: TomlTable) -> dict[str, Source]:
     known = ["peak_flops", "achieved_flops", "memory_bandwidth_bytes_per_s", "memory_bytes", "tdp_w"]
+    known += ["link_bandwidth_bytes_per_s"]
     known += [f"{part}.{dtype}" for part in ("peak_flops", "achieved_flops") for dtype in DTYPES]
     for name in known:
         table.raw(name)

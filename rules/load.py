@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+from phasewise.rules.efficiency_file import GENERIC_FILE, read_efficiency
 from phasewise.rules.engine_profile import EngineProfile, load_engine
 from phasewise.rules.errors import RuleError
 from phasewise.rules.hardware_file import read_gpu, read_model
@@ -70,6 +71,9 @@ def load_rulebook(root: Path | None = None) -> Rulebook:
     for path in _toml_files(base / "engines"):
         digest.update(path.name.encode() + path.read_bytes())
         engines[path.stem] = load_engine(path)
+    if (generic := base / GENERIC_FILE).exists():
+        digest.update(generic.read_bytes())
+        read_efficiency(TomlTable.parse(generic, generic.read_text("utf-8")))
     return Rulebook(
         version=digest.hexdigest()[:12],
         gpus=MappingProxyType(gpus),

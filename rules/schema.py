@@ -32,11 +32,70 @@ DTYPE_BITS: Mapping[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
+class FitError:
+    """How far a fitted curve is from rows it was not fitted to: absolute relative error of a call's time."""
+
+    rows: int
+    median_ratio: float
+    p90_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorEfficiency:
+    """What share of the peaks one kind of kernel reaches, as the engine's time law uses it (`executors/operators.py`).
+
+    compute_ratio, memory_ratio: share of the data sheet's peak a large call reaches. Half of it is reached at half_rows (rows
+    of a product, of each expert where there are experts; tokens each query attends to), half_columns and half_depth (outer
+    and inner size of a product), half_work (heads x square root of the (query, key) pairs of an attention call),
+    half_head_bytes (bytes of one sequence in one KV head). sharpness: exponent that joins compute and memory time (1: their
+    sum, infinite: the larger). floor_s: a call that does nothing.
+    """
+
+    compute_ratio: float
+    memory_ratio: float
+    sharpness: float
+    floor_s: float
+    error: FitError
+    half_rows: float = 0.0
+    half_columns: float = 0.0
+    half_depth: float = 0.0
+    half_work: float = 0.0
+    half_head_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveEfficiency:
+    """All-reduce inside one node, by number of devices. latency_s: of the smallest message; link_ratio: share of the link
+    bandwidth the ring's traffic reaches; sharpness: exponent that joins latency and transfer, below 1 where messages of middle
+    size take longer than both together."""
+
+    latency_s: Mapping[int, float]
+    link_ratio: Mapping[int, float]
+    sharpness: float
+    error: FitError
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Fitted curves by operator and data type: that of the weights for products, that of the KV cache for attention."""
+
+    gemm: Mapping[str, OperatorEfficiency]
+    expert_gemm: Mapping[str, OperatorEfficiency]
+    prefill_attention: Mapping[str, OperatorEfficiency]
+    decode_attention: Mapping[str, OperatorEfficiency]
+    elementwise: OperatorEfficiency
+    all_reduce: CollectiveEfficiency
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One accelerator (or one CPU socket) as its data sheet says, dense: without structured sparsity.
 
     peak_flops: FLOP/s (OP/s for integers) by dtype; a dtype that is absent is not supported or not published.
     achieved_flops: best measured matrix product by dtype, where somebody published one.
+    link_bandwidth_bytes_per_s: to the other devices of its node, one direction. efficiency: curves fitted to measurements on
+    this accelerator; None: those of `rules/efficiency.toml` stand in.
     sources: field name (`peak_flops`, `peak_flops.int8`, `memory_bytes`, ...) -> where the number was read.
     """
 
@@ -50,6 +109,8 @@ class Gpu:
     aliases: tuple[str, ...] = ()
     tdp_w: float | None = None
     achieved_flops: Mapping[str, float] = field(default_factory=dict)
+    link_bandwidth_bytes_per_s: float | None = None
+    efficiency: Efficiency | None = None
     sparse_note: str | None = None
     note: str | None = None
 
