@@ -1,0 +1,33 @@
+"""Prints the trade-offs of `tests/engine_picture.py` for one seed: `python tests/benchmarks/picture.py [seed]`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from engine_picture import EXPERIMENTS
+
+
+def main() -> None:
+    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 11
+    print(
+        f"simulated H100 SXM, Llama-3.1-8B, BF16; seed {seed}; Python {platform.python_version()}, {platform.machine()}"
+    )
+    for title, run in EXPERIMENTS.items():
+        began = time.perf_counter()
+        outcomes = run(seed)
+        print(f"\n{title} ({time.perf_counter() - began:.1f} s)")
+        print(f"{'':>18} {'served':>7} {'refused':>8} {'tok/s':>8} {'busy tok/s':>11} {'TTFT p50':>9} {'TTFT p99':>9}"
+              f" {'chat p99':>9} {'queue p99':>10} {'E2E p99':>8} {'empty':>6}")  # fmt: skip
+        for one in outcomes:
+            print(f"{one.name:>18} {one.requests:>7} {one.refused:>8} {one.tokens_per_s:>8.0f} {one.busy_tokens_per_s:>11.0f}"
+                  f" {one.ttft_p50_s:>8.3f}s {one.ttft_p99_s:>8.3f}s {one.interactive_ttft_p99_s:>8.3f}s"
+                  f" {one.queue_p99_s:>9.3f}s {one.e2e_p99_s:>7.2f}s {one.empty_seats:>6.1f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
