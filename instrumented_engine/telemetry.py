@@ -2,7 +2,8 @@
 
 A request is a span `llm_request` (SERVER) with one child a phase: `context`, `queue`, `prefill` (with `prefill_chunk` below),
 `first_token`, `decode`, and one `external_tool` a call to the outside. Phases follow each other without gaps, so their lengths,
-external time taken out of the phase it interrupts, sum to the end-to-end time. A phase that did not begin has no span.
+external time taken out of the phase it interrupts, sum to the end-to-end time. A phase that did not begin has no span. When a
+request fails, the phase in which it did and the root have an error status; a call to the outside that fails marks itself only.
 
 Scheduler iterations travel as spans `engine.steps` with arrays, all of one instance in one trace, at most `STEPS_PER_SPAN` a span.
 Profile: ``rules/engines/phasewise.toml``.
@@ -35,7 +36,8 @@ class RequestTelemetry:
     """What the engine knows of one finished request. Times are Unix nanoseconds in this order; None: never reached.
 
     queue_wait_s: seconds waited by reason (QUEUE_REASONS); segments: (phase, first step, last step), inclusive; chunks: the
-    request's prefill steps; external: calls to the outside, each inside the request.
+    request's prefill steps; external: calls to the outside, each inside the request; external_names and external_errors: of
+    each of these, or empty. A request whose `error` is set failed in the last phase that began.
     """
 
     trace_id: bytes
@@ -54,6 +56,8 @@ class RequestTelemetry:
     output_tokens: int | None = None
     chunks: tuple[Interval, ...] = ()
     external: tuple[Interval, ...] = ()
+    external_names: tuple[str, ...] = ()
+    external_errors: tuple[str | None, ...] = ()
     queue_wait_s: Mapping[str, float] = field(default_factory=dict)
     segments: tuple[tuple[int, int, int], ...] = ()
     preemptions: int | None = None
@@ -91,6 +95,21 @@ class StepTelemetry:
     schedule_ns: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanDraft:
+    """One span, independent of what carries it. server: the root of a request, else internal. error: message of an error status."""
+
+    trace_id: bytes
+    span_id: bytes
+    parent_span_id: bytes = b""
+    name: str
+    server: bool = False
+    start_unix_ns: int
+    end_unix_ns: int
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    error: str | None = None
+
+
 def export_request(resource: Mapping[str, Value], spans: Iterable[Span]) -> ExportTraceServiceRequest:
     """One OTLP message of one engine process. `resource` should hold service.name, service.instance.id, service.version."""
     scope = ScopeSpans(scope=InstrumentationScope(name=SCOPE, version=WIRE_VERSION), spans=list(spans))
@@ -102,38 +121,59 @@ def export_request(resource: Mapping[str, Value], spans: Iterable[Span]) -> Expo
 
 def request_spans(request: RequestTelemetry) -> list[Span]:
     """The tree of one request, root first."""
-    root = _span(request, "llm_request", request.arrival_unix_ns, request.finished_unix_ns, request.span_id)
-    root.kind = Span.SPAN_KIND_SERVER
-    root.parent_span_id = request.parent_span_id
-    root.attributes.extend(_attribute(key, value) for key, value in _attributes(request).items())
-    if request.error is not None:
-        root.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=request.error))
-    spans = [root]
-    for name, start, end in _phases(request):
-        child = _child(request, root, name, start, end, len(spans))
-        spans.append(child)
+    return [_message(draft) for draft in request_drafts(request)]
+
+
+def request_drafts(request: RequestTelemetry) -> list[SpanDraft]:
+    """The tree of one request, root first, before it is put into messages."""
+    root = SpanDraft(
+        trace_id=request.trace_id,
+        span_id=request.span_id,
+        parent_span_id=request.parent_span_id,
+        name="llm_request",
+        server=True,
+        start_unix_ns=request.arrival_unix_ns,
+        end_unix_ns=request.finished_unix_ns,
+        attributes=_attributes(request),
+        error=request.error,
+    )
+    drafts = [root]
+    phases = _phases(request)
+    for name, start, end in phases:
+        failed = request.error if name == phases[-1][0] else None
+        child = _child(request, root.span_id, name, start, end, len(drafts), failed)
+        drafts.append(child)
         if name == "prefill":
             for first, last in request.chunks:
-                spans.append(_child(request, child, "prefill_chunk", first, last, len(spans)))
-    for first, last in request.external:
-        spans.append(_child(request, root, "external_tool", first, last, len(spans)))
-    return spans
+                drafts.append(_child(request, child.span_id, "prefill_chunk", first, last, len(drafts)))
+    for index, (first, last) in enumerate(request.external):
+        named = {"gen_ai.tool.name": request.external_names[index]} if request.external_names else {}
+        failed = request.external_errors[index] if request.external_errors else None
+        drafts.append(_child(request, root.span_id, "external_tool", first, last, len(drafts), failed, named))
+    return drafts
 
 
 def step_spans(
     instance_trace_id: bytes, first_step: int, steps: Sequence[StepTelemetry], kv_blocks_total: int | None
 ) -> list[Span]:
     """Spans `engine.steps` of consecutive iterations, cut at STEPS_PER_SPAN steps or one second."""
-    spans = []
+    return [_message(draft) for draft in step_drafts(instance_trace_id, first_step, steps, kv_blocks_total)]
+
+
+def step_drafts(
+    instance_trace_id: bytes, first_step: int, steps: Sequence[StepTelemetry], kv_blocks_total: int | None
+) -> list[SpanDraft]:
+    """The same, before they are put into messages."""
+    drafts = []
     begin = 0
     for index in range(1, len(steps) + 1):
         whole = index == len(steps)
         full = index - begin >= STEPS_PER_SPAN
         long = not whole and steps[index].start_unix_ns - steps[begin].start_unix_ns >= STEP_SPAN_NS
         if whole or full or long:
-            spans.append(_steps_span(instance_trace_id, first_step + begin, steps[begin:index], kv_blocks_total))
+            drafts.append(_steps_draft(instance_trace_id, first_step + begin, steps[begin:index], kv_blocks_total))
             begin = index
-    return spans
+    return drafts
 
 
 def _phases(request: RequestTelemetry) -> list[tuple[str, int, int]]:
@@ -185,17 +225,14 @@ def _seconds(nanoseconds: int | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1e9
 
 
-def _span(request: RequestTelemetry, name: str, start: int, end: int, span_id: bytes) -> Span:
-    return Span(
-        trace_id=request.trace_id, span_id=span_id, name=name, kind=Span.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=start, end_time_unix_nano=end,
+def _child(
+    request: RequestTelemetry, parent_id: bytes, name: str, start: int, end: int, number: int, error: str | None = None,
+    attributes: Mapping[str, Value] | None = None,
+) -> SpanDraft:  # fmt: skip
+    return SpanDraft(
+        trace_id=request.trace_id, span_id=_derived_id(request.trace_id, request.span_id, number), parent_span_id=parent_id,
+        name=name, start_unix_ns=start, end_unix_ns=end, attributes=attributes or {}, error=error,
     )  # fmt: skip
-
-
-def _child(request: RequestTelemetry, parent: Span, name: str, start: int, end: int, number: int) -> Span:
-    child = _span(request, name, start, end, _derived_id(request.trace_id, request.span_id, number))
-    child.parent_span_id = parent.span_id
-    return child
 
 
 def _derived_id(trace_id: bytes, span_id: bytes, number: int) -> bytes:
@@ -203,24 +240,23 @@ def _derived_id(trace_id: bytes, span_id: bytes, number: int) -> bytes:
     return hashlib.blake2b(trace_id + span_id + number.to_bytes(8, "big"), digest_size=8).digest()
 
 
-def _steps_span(trace_id: bytes, first: int, steps: Sequence[StepTelemetry], kv_blocks_total: int | None) -> Span:
+def _steps_draft(trace_id: bytes, first: int, steps: Sequence[StepTelemetry], kv_blocks_total: int | None) -> SpanDraft:
     last = steps[-1]
-    span = Span(
-        trace_id=trace_id,
-        span_id=_derived_id(trace_id, b"engine.steps", first),
-        name="engine.steps",
-        kind=Span.SPAN_KIND_INTERNAL,
-        start_time_unix_nano=steps[0].start_unix_ns,
-        end_time_unix_nano=last.start_unix_ns + last.duration_ns,
-    )
-    span.attributes.append(_attribute("phasewise.step.first", first))
+    attributes: dict[str, Value] = {"phasewise.step.first": first}
     if kv_blocks_total is not None:
-        span.attributes.append(_attribute("phasewise.step.kv_blocks_total", kv_blocks_total))
+        attributes["phasewise.step.kv_blocks_total"] = kv_blocks_total
     for column, name in _STEP_ARRAYS.items():
         values = [getattr(step, column) for step in steps]
         if None not in values:
-            span.attributes.append(_attribute(f"phasewise.step.{name}", values))
-    return span
+            attributes[f"phasewise.step.{name}"] = values
+    return SpanDraft(
+        trace_id=trace_id,
+        span_id=_derived_id(trace_id, b"engine.steps", first),
+        name="engine.steps",
+        start_unix_ns=steps[0].start_unix_ns,
+        end_unix_ns=last.start_unix_ns + last.duration_ns,
+        attributes=attributes,
+    )
 
 
 _STEP_ARRAYS = {
@@ -242,6 +278,22 @@ _STEP_ARRAYS = {
 }
 
 
+def _message(draft: SpanDraft) -> Span:
+    span = Span(
+        trace_id=draft.trace_id,
+        span_id=draft.span_id,
+        parent_span_id=draft.parent_span_id,
+        name=draft.name,
+        kind=Span.SPAN_KIND_SERVER if draft.server else Span.SPAN_KIND_INTERNAL,
+        start_time_unix_nano=draft.start_unix_ns,
+        end_time_unix_nano=draft.end_unix_ns,
+        attributes=[_attribute(key, value) for key, value in draft.attributes.items()],
+    )
+    if draft.error is not None:
+        span.status.CopyFrom(Status(code=Status.STATUS_CODE_ERROR, message=draft.error))
+    return span
+
+
 def _attribute(key: str, value: Value) -> KeyValue:
     return KeyValue(key=key, value=_any_value(value))
 
@@ -255,4 +307,6 @@ def _any_value(value: Value) -> AnyValue:
         return AnyValue(int_value=value)
     if isinstance(value, float):
         return AnyValue(double_value=value)
+    if value and type(value[0]) is int:  # steps are arrays of thousands of numbers, of one kind each
+        return AnyValue(array_value=ArrayValue(values=[AnyValue(int_value=item) for item in value]))  # type: ignore[arg-type]
     return AnyValue(array_value=ArrayValue(values=[_any_value(item) for item in value]))
