@@ -37,6 +37,10 @@ def dtype_name(text: object) -> str | None:
     return word if word in DTYPE_BITS else None
 
 
+def _bits(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
 def machine(settings: Mapping[str, Setting], model_name: str | None, rulebook: Rulebook) -> Machine:
     """The machine behind one replica, as far as settings and model name tell."""
 
@@ -54,7 +58,10 @@ def machine(settings: Mapping[str, Setting], model_name: str | None, rulebook: R
     return Machine(
         model=model,
         gpu=gpu,
-        precision=Precision(weight_bits=DTYPE_BITS[weights], kv_bits=DTYPE_BITS[kv]),
+        precision=Precision(
+            weight_bits=_bits(word("weight_bits")) or DTYPE_BITS[weights],
+            kv_bits=_bits(word("kv_bits")) or DTYPE_BITS[kv],
+        ),
         dtype="fp8" if weights == "fp8" and gpu is not None and gpu.peak_flops.get("fp8") else native,
         devices=int(degree) if isinstance(degree, int | float) and degree >= 1 else 1,
     )

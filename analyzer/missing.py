@@ -17,7 +17,7 @@ HOW: dict[str, str] = {
         "or phasewise ingest --scrapes FILE"
     ),
     "cached_tokens": "vLLM spans do not carry it; SGLang sends gen_ai.usage.cached_tokens",
-    "accelerator": 'name it: phasewise.toml [hardware] accelerator = "h100_sxm"',
+    "accelerator": 'name it: phasewise.toml [hardware] accelerator = "h100-sxm", or OTEL_RESOURCE_ATTRIBUTES=phasewise.gpu=h100-sxm',
     "model": "engine metrics carry the model's name; or name it in phasewise.toml [hardware] model",
     "client_boundary": "import the client's records: phasewise ingest FILE; or propagate traceparent from the client",
     "scrape_join": "give --scrape one URL an engine, or an `instance` with each scrape; several engines could be meant",

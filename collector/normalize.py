@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -18,7 +19,8 @@ from phasewise.collector.turns import TURN_SCHEMA
 @dataclass(frozen=True, slots=True)
 class Normalized:
     """requests (columns of requests.REQUEST_SCHEMA), turns, steps, events as frames; supplements: request-shaped rows that
-    fill others; superseded: request keys that no longer have a row; unmapped: "scope / name" -> spans."""
+    fill others; superseded: request keys that no longer have a row; settings: what the resources of engine spans say of how their
+    instance is set, oldest first; unmapped: "scope / name" -> spans."""
 
     requests: pl.DataFrame
     turns: pl.DataFrame
@@ -26,6 +28,7 @@ class Normalized:
     events: list[Annotation]
     supplements: pl.DataFrame
     superseded: list[str] = field(default_factory=list)
+    settings: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     unmapped: dict[str, int] = field(default_factory=dict)
     broken_steps: int = 0
 
@@ -54,6 +57,7 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
         events=startup_events(classified),
         supplements=_engine_rows(profiles, engines.filter(supplement), classified),
         superseded=calls.superseded,
+        settings=settings_of(profiles, engines),
         unmapped=unmapped_counts(classified),
         broken_steps=broken,
     )
@@ -65,6 +69,19 @@ def _engine_rows(profiles: Profiles, roots: pl.DataFrame, spans: pl.DataFrame) -
     present = [profiles.by_id[profile] for profile in roots["profile"].unique().sort()]
     parts = slices_of([p for p in present if p.settle == "trace"], spans, roots)
     return pl.concat([requests_of(p, roots.filter(pl.col("profile") == p.id), parts) for p in present])
+
+
+def settings_of(profiles: Profiles, roots: pl.DataFrame) -> list[tuple[str, dict[str, object]]]:
+    """Settings by instance that resources of engine spans tell, in the order of time; what a resource lacks is not among them."""
+    told = roots.filter(pl.col("instance").is_not_null()).sort("start_unix_ns")
+    distinct = told.unique(["instance", "profile", "resource"], keep="last", maintain_order=True)
+    found = []
+    for instance, profile, resource in distinct.select("instance", "profile", "resource").iter_rows():
+        keys = profiles.by_id[profile].span_settings
+        facts = json.loads(resource) if keys else {}
+        if values := {name: facts[key] for name, key in keys.items() if facts.get(key) not in (None, "")}:
+            found.append((instance, values))
+    return found
 
 
 def unmapped_counts(classified: pl.DataFrame) -> dict[str, int]:

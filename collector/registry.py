@@ -90,8 +90,10 @@ class Registry:
             self._put_lives(name, after)
 
     def see_settings(self, instance: str, settings: Mapping[str, object], source: str) -> None:
-        """Settings of a span instance already seen; the newest value of a name wins."""
+        """Settings of a span instance already seen; the newest value of a name wins, but for what the operator states."""
         own = self._spans.get(instance)
+        if source != "user":
+            settings = {name: value for name, value in settings.items() if name not in self._stated}
         if own is None or not settings:
             return
         known = json.loads(own.settings) if own.settings else {}

@@ -96,7 +96,15 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         pl.lit("otlp").alias("source"),
         pl.concat_list(lost, cut, future).alias("_flags"),
     ).with_columns(columns)
-    return _own_end(phases.judged(_with_event_times(frame, profile, roots), profile.times))
+    return _own_end(phases.judged(_with_event_times(_with_aborted(frame), profile, roots), profile.times))
+
+
+def _with_aborted(frame: pl.DataFrame) -> pl.DataFrame:
+    """A request that its client gave up is no failure of the engine, whatever status its span has."""
+    if "finish_reason" not in frame.columns:
+        return frame
+    given_up = pl.col("finish_reason").str.contains(r"(?i)^\W*(abort|cancel)")
+    return frame.with_columns(pl.when(given_up).then(pl.lit("aborted")).otherwise("outcome").alias("outcome"))
 
 
 def _with_event_times(frame: pl.DataFrame, profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:

@@ -292,6 +292,8 @@ class Writer:
             self._delete(transaction, changes.gone, due)
         past = changes.rows.filter(pl.col("finished_unix_ns") <= now + FUTURE_NS)
         self._registry.see_requests(past)
+        for instance, settings in made.settings:
+            self._registry.see_settings(instance, settings, "resource")
         self._watermarks.see(past, now, ended)
         self._refresher.take(changes.rows)
         self._counters.add("requests", changes.rows.filter(pl.col("revision").is_null()).height)

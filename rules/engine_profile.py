@@ -33,6 +33,7 @@ from phasewise.rules.engine_parts import (
     Moment,
     Slice,
 )
+from phasewise.rules.engine_settings import SPAN_SETTINGS
 from phasewise.rules.errors import RuleError
 from phasewise.rules.toml_table import TomlTable, did_you_mean
 
@@ -69,6 +70,7 @@ class EngineProfile:
     error_outcome: str  # outcome of a span with error status
     id_prefixes: tuple[str, ...]
     id_suffixes: tuple[str, ...]
+    span_settings: Mapping[str, str]  # setting <- resource attribute of the engine's spans
     metrics: Metrics | None
     examples: tuple[Example, ...]
 
@@ -120,6 +122,7 @@ def load_engine(path: Path) -> EngineProfile:
         error_outcome=read.word_or(table, "error_outcome", ("error", "aborted", "refused"), "error"),
         id_prefixes=read.texts(table, "id_prefixes"),
         id_suffixes=read.texts(table, "id_suffixes"),
+        span_settings=MappingProxyType(dict(read.named_texts(table, "span_settings", SPAN_SETTINGS))),
         metrics=read.metrics(metrics) if metrics else None,
         examples=tuple(read.example(part) for part in table.tables("example")),
     )

@@ -16,6 +16,9 @@ SETTINGS: tuple[str, ...] = (
     "block_size_tokens", "kv_blocks_total",
 )  # fmt: skip
 
+# Settings that an engine may tell in the resource of its spans.
+SPAN_SETTINGS: tuple[str, ...] = (*SETTINGS, "accelerator", "weight_bits", "kv_bits")
+
 # What a card tells a user who wants to know a value that nobody sent. Signals without an entry: the text of the signal.
 HOW_TO_READ: Mapping[str, str] = MappingProxyType(
     {

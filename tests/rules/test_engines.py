@@ -62,6 +62,8 @@ def test_example_gives_the_row_it_promises(profile: EngineProfile, example: Exam
     done = normalize(span_frame(example.spans), PROFILES)
     assert done.requests.height == example.requests_count
     assert not done.unmapped
+    told = {name: value for _, values in done.settings for name, value in values.items()}
+    assert {name: told.get(name) for name in example.settings} == dict(example.settings)
     if example.requests_count:
         check_request(done.requests.row(0, named=True), profile, example)
 
