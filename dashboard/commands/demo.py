@@ -1,4 +1,5 @@
-"""`phasewise demo`: two recordings of a real vLLM go over the real sockets into a server of their own, and are judged.
+"""`phasewise demo`: two recordings of a real vLLM go over the real sockets into a server of their own, and are judged; then the
+instrumented engine runs live (`live_run.py`).
 
 Nothing is computed here: the cards come from the server's API, the expected answer from the recording's facts.
 """
@@ -6,25 +7,23 @@ Nothing is computed here: the cards come from the server's API, the expected ans
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.parse
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from phasewise.dashboard.commands.connection import Server, make_directory
-from phasewise.dashboard.commands.otlp import trace_sender
+from phasewise.dashboard.commands.live_run import run_live
+from phasewise.dashboard.commands.otlp import reachable, trace_sender
 from phasewise.dashboard.commands.ports import is_free
 from phasewise.dashboard.commands.progress import progress
+from phasewise.dashboard.commands.ready_process import ready_process
 from phasewise.dashboard.commands.recording import (
     DATASET,
     DATASET_FACTS,
@@ -37,9 +36,8 @@ from phasewise.dashboard.commands.recording import (
     replayed,
     scrape_line,
 )
-from phasewise.rules.errors import MachineError
+from phasewise.dashboard.commands.settled_verdict import Shown, settled
 
-START_TIMEOUT_S = 120.0
 SETTLE_TIMEOUT_S = 60.0
 GAP_NS = 10 * 10**9  # between the recordings, so that no window holds both
 
@@ -56,6 +54,11 @@ class Ports:
     @property
     def otlp(self) -> tuple[str, int, int]:
         return self.host, self.otlp_grpc_port, self.otlp_http_port
+
+    @property
+    def otlp_url(self) -> str:
+        """Endpoint of an exporter on this machine."""
+        return f"http://{reachable(self.host)}:{self.otlp_grpc_port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,9 @@ class Replay:
     def line(self, event: Scrape) -> bytes:
         return scrape_line(event.unix_ns + self.shift_ns, moved_page(event.text, self.shift_ns), self.instance)
 
-    def query(self) -> list[tuple[str, str]]:
-        """This recording and no other, whatever else the store holds."""
-        return [
-            ("from", str(self.from_unix_ns)),
-            ("to", str(self.to_unix_ns + 1)),
-            ("f", f"instance:eq:{self.instance}"),
-        ]
+    @property
+    def shown(self) -> Shown:
+        return Shown(self.instance, self.from_unix_ns, self.to_unix_ns)
 
 
 def run(options: Namespace) -> int:
@@ -108,6 +107,8 @@ def run(options: Namespace) -> int:
         server = Server(ports.url)
         stays = not options.once
         right = [judge(server, replay, stays=stays) for replay in replays(ports, server, fast=options.fast)]
+        if options.engine != "none":
+            run_live(stack, data, server, ports.otlp_url, options.engine, stays=stays)
         if not stays:
             return 0 if all(right) else 1
         print(
@@ -127,7 +128,7 @@ def _interrupt(*_: object) -> None:
 @contextlib.contextmanager
 def served(data: Path, options: Namespace) -> Iterator[Ports]:
     """A server of its own; what it says goes to `serve.log` in the data directory."""
-    command = [sys.executable, "-m", "phasewise.dashboard.cli", "serve", "--data", str(data), "--host", options.host]
+    command = ["serve", "--data", str(data), "--host", options.host]
     for option, port, usual in (
         ("--port", options.port, 8080),
         ("--otlp-grpc-port", options.otlp_grpc_port, 4317),
@@ -138,39 +139,8 @@ def served(data: Path, options: Namespace) -> Iterator[Ports]:
         if chosen != port:
             print(f"port {port} is in use; taking a free one ({option} chooses)", file=sys.stderr)
         command += [option, str(chosen)]
-    log_path = data / "serve.log"
-    with log_path.open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
-        try:
-            yield _ready(process, log_path, options.host)
-        finally:
-            process.terminate()
-            try:
-                process.wait(12)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout:
-                process.stdout.close()
-
-
-def _ready(process: subprocess.Popen[str], log_path: Path, host: str) -> Ports:
-    lines: list[str] = []
-    assert process.stdout is not None
-    stdout = process.stdout
-    reader = threading.Thread(target=lambda: lines.append(stdout.readline()), daemon=True)
-    reader.start()
-    until = time.monotonic() + START_TIMEOUT_S
-    with progress("starting phasewise serve") as advance:
-        while reader.is_alive() and time.monotonic() < until:
-            reader.join(0.2)
-            advance(0)
-    if not lines or not lines[0].startswith("{"):
-        # Its own last line is the clear one, and says everything a second sentence would.
-        said = [line for line in log_path.read_text(encoding="utf-8").splitlines() if line.startswith("phasewise")]
-        raise MachineError(said[-1].partition(": ")[2] if said else f"phasewise serve did not start; see {log_path}")
-    told: Mapping[str, Any] = json.loads(lines[0])
-    return Ports(told["url"], host, told["otlp_grpc_port"], told["otlp_http_port"])
+    with ready_process(command, data / "serve.log") as told:
+        yield Ports(told["url"], options.host, told["otlp_grpc_port"], told["otlp_http_port"])
 
 
 def replays(ports: Ports, server: Server, *, fast: bool) -> Iterator[Replay]:
@@ -229,14 +199,10 @@ def judge(server: Server, replay: Replay, *, stays: bool) -> bool:
     from phasewise.dashboard.terminal import show
 
     facts = replay.recording.facts
-    verdict = settled(server, replay)
+    shown = replay.shown
+    verdict = settled(server, shown.query(), facts.requests, f"judging {facts.name}", SETTLE_TIMEOUT_S)
     show(card_of(verdict, badge=facts.badge))
-    link = [
-        ("from", str(replay.from_unix_ns // 10**6)),
-        ("to", str(replay.to_unix_ns // 10**6 + 1)),
-        ("var-instance", replay.instance),
-    ]
-    print(f"{server.url}/triage?{urllib.parse.urlencode(link)}\n" if stays else "", flush=True)
+    print(f"{shown.page(server)}\n" if stays else "", flush=True)
     wrong = [
         f"{key} is {verdict.get(key)}, known to be {' or '.join(allowed)}"
         for key, allowed in facts.expect.items()
@@ -247,18 +213,3 @@ def judge(server: Server, replay: Replay, *, stays: bool) -> bool:
     for problem in wrong:
         print(f"phasewise: {facts.name}: {problem}", file=sys.stderr)
     return not wrong
-
-
-def settled(server: Server, replay: Replay) -> dict[str, Any]:
-    """The verdict once all requests are in and two answers in a row are equal."""
-    until = time.monotonic() + SETTLE_TIMEOUT_S
-    before: dict[str, Any] = {}
-    with progress(f"judging {replay.recording.facts.name}") as advance:
-        while True:
-            verdict: dict[str, Any] = server.ask("/api/v1/verdict", replay.query())
-            complete = verdict.get("requests") == replay.recording.facts.requests and not verdict.get("unattributed")
-            if (complete and verdict.get("shares") == before.get("shares")) or time.monotonic() > until:
-                return verdict
-            before = verdict
-            advance(0)
-            time.sleep(0.5)

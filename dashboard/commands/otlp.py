@@ -13,12 +13,17 @@ TIMEOUT_S = 10.0  # an SDK exporter gives up at the same time
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}
 
 
+def reachable(host: str) -> str:
+    """Where a client on this machine finds a server that listens on `host`, as it stands in a URL."""
+    return _ANY_ADDRESS.get(host, host)
+
+
 @contextmanager
 def trace_sender(host: str, grpc_port: int, http_port: int) -> Iterator[Callable[[str, bytes], None]]:
     """Gives a function that sends one ExportTraceServiceRequest over "grpc" or "http"; MachineError where it is refused."""
     import grpc
 
-    address = _ANY_ADDRESS.get(host, host)
+    address = reachable(host)
     url = f"http://{address}:{http_port}/v1/traces"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with grpc.insecure_channel(f"{address}:{grpc_port}", options=(("grpc.enable_http_proxy", 0),)) as channel:

@@ -32,7 +32,7 @@ from phasewise.dashboard.panels import (
 from phasewise.dashboard.regions import Region, region
 from phasewise.dashboard.state import View
 from phasewise.dashboard.waterfall import EngineCourse, pieces, span_rows, waterfall
-from phasewise.dashboard.wording import PHASES, cause_colour, cause_text, class_title
+from phasewise.dashboard.wording import PHASES, cause_colour, cause_text, class_title, dataset_kind
 
 NAME = "trace"
 _AROUND_NS = 3 * 10**9
@@ -184,7 +184,7 @@ def _header(view: View, row: Mapping[str, Any], report: Mapping[str, Any]) -> An
                 text("", where),
                 text("quiet", engine),
                 text("quiet mono", f"{fmt.moment(row['arrival_unix_ns'], day=True, fraction=True)} UTC"),
-                badge("recorded", "recorded", str(row["dataset"])) if row["dataset"] else None,
+                badge(dataset_kind(row["dataset"]), "recorded", str(row["dataset"])) if row["dataset"] else None,
                 badge("provisional", "quiet", "Its neighbours may still arrive") if row["final"] is False else None,
                 html.Span(className="grow"),
                 badge(class_title(row["primary_class"]), f"class-{row['primary_class']}")

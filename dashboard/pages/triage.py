@@ -30,7 +30,7 @@ from phasewise.dashboard.regions import Region, region
 from phasewise.dashboard.state import View
 from phasewise.dashboard.states import empty_state, low_traffic
 from phasewise.dashboard.verdict_card import verdict_card
-from phasewise.dashboard.wording import PHASES, cause_colour, cause_text
+from phasewise.dashboard.wording import PHASES, cause_colour, cause_text, dataset_kind
 
 NAME = "triage"
 WHERE = ("instance", "input", "output", "route", "tenant", "model")
@@ -130,7 +130,7 @@ def _window_text(window: Window, now_unix_ns: int) -> str:
 
 
 def recorded_badges(recorded: object) -> list[Any]:
-    """What tells a recording from live traffic: engine, machine and size of each."""
+    """What tells a recording or a simulation from live traffic: engine, machine and size of each."""
     if not isinstance(recorded, Mapping):
         return []
     found = []
@@ -139,7 +139,7 @@ def recorded_badges(recorded: object) -> list[Any]:
         parts = [str(told[key]) for key in ("engine", "machine") if told.get(key)]
         if told.get("requests"):
             parts.append(f"{told['requests']} requests")
-        found.append(badge("recorded", "recorded", clean(str(name))))
+        found.append(badge(dataset_kind(name), "recorded", clean(str(name))))
         found.append(text("fact", " · ".join([str(told.get("title") or name), *parts])))
     return found
 

@@ -174,6 +174,21 @@ def test_a_recording_is_badged_by_what_travels_with_its_rows() -> None:
     assert card_of(VERDICT).badge is None
 
 
+@pytest.mark.parametrize(
+    ("badge", "label", "rest"),
+    [
+        ("recorded 2026-11-29: vLLM", "recorded", "2026-11-29: vLLM"),
+        ("simulated NVIDIA L4: Llama-3.1-8B, live", "simulated", "NVIDIA L4: Llama-3.1-8B, live"),
+        ("live, simulated NVIDIA H100 SXM: llama-3.1-8b", "live", "simulated NVIDIA H100 SXM: llama-3.1-8b"),
+        ("deployment 7", "about", "deployment 7"),
+    ],
+)
+def test_the_first_line_of_a_card_says_what_kind_of_rows_it_is_about(badge: str, label: str, rest: str) -> None:
+    line = drawn(card_of(VERDICT, badge=badge)).splitlines()[2]
+    assert line.split(maxsplit=1)[0] == label
+    assert line.split(maxsplit=1)[1].strip() == rest
+
+
 def test_text_from_telemetry_steers_no_terminal_and_no_page() -> None:
     hostile = "\x1b[31mred\x07 \u202eabc <img src=x onerror=alert(1)> [x](http://y) | `code`"
     changed = verdict(headline=hostile)

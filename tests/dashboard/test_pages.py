@@ -20,9 +20,11 @@ from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.app import PAGES
 from phasewise.dashboard.cards import ends_now
 from phasewise.dashboard.pages import requests
+from phasewise.dashboard.pages.triage import recorded_badges
 from phasewise.dashboard.regions import Region, filled
 from phasewise.dashboard.state import View, parse_view
 from phasewise.dashboard.verdict_card import verdict_card
+from phasewise.dashboard.wording import dataset_kind
 
 HOSTILE = '<img src=x onerror="window.hit=1"><a href="http://evil.example">click</a> **bold** [x](javascript:alert(1))'
 REGIONS = [(page, one) for page in PAGES for one in page.REGIONS]
@@ -277,6 +279,14 @@ def test_recordings_wear_a_badge(serve: Callable[..., Served]) -> None:
     page = PAGES[0]
     told = page_text(served, page, view(page, served))
     assert "recorded" in told and "vLLM 0.32.0" in told and "40 requests" in told
+    assert "simulated" not in told
+
+
+def test_what_a_simulated_executor_made_is_badged_as_simulated() -> None:
+    facts = {"engine": "phasewise engine 0.1.0", "machine": "simulated NVIDIA L4"}
+    told = str([child.to_plotly_json() for child in recorded_badges({"simulated-full_seats-0-1a2b3c": facts})])
+    assert "'simulated'" in told and "simulated NVIDIA L4" in told
+    assert dataset_kind("vllm-overload") == "recorded"
 
 
 def test_a_healthy_window_says_so_and_too_little_traffic_is_marked(serve: Callable[..., Served]) -> None:
