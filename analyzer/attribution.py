@@ -1,14 +1,15 @@
 """Every second of every request booked to one cause (architecture section 3), for one instance at a time.
 
-Engines without step telemetry (vLLM, SGLang) send phases; what others did at the same time comes from the overlap of
-requests, what the engine looked like from its samples. What neither tells is `unexplained`, and what is missing is named.
+Requests of an engine that sends its steps are booked by these (`stepwise`). Engines without step telemetry (vLLM, SGLang) send
+phases; what others did at the same time comes from the overlap of requests, what the engine looked like from its samples. What
+neither tells is `unexplained`, and what is missing is named.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,14 @@ from phasewise.analyzer.decoding import clean_tpot_s, interference_s, preempted_
 from phasewise.analyzer.intervals import Bools, Floats, Steps, covered, level, own_share_s, valid
 from phasewise.analyzer.queueing import REASONS, Samples, slot_limit, wait_reasons
 from phasewise.analyzer.steady import DecodeSplit, decode_split
+from phasewise.analyzer.stepwise import Stepwise, book_steps
 from phasewise.collector.context import Context
 from phasewise.rules.load import Rulebook
 from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, cause_column
 
 CLAMP_S = 0.002  # known phases may exceed end to end by this or by 1 %: the longest is cut
 CLAMP_RATIO = 0.01
+ROUNDING_S = 1e-9  # a smaller excess is that of sums of floats, and no contradiction
 HOUR_S = 3600.0
 SATURATED_RATIO = 0.9  # of the busy time spent prefilling: the engine has no room for more prompts
 PREFILL_COVERS = frozenset({"P", "P,F", "C,P,F", "C,P"})
@@ -75,20 +78,33 @@ def attribute_instance(context: Context, rulebook: Rulebook) -> pl.DataFrame:
     prefills = covered(rows["scheduled_unix_ns"], rows["first_token_unix_ns"])
     booked = {cause: np.zeros(len(frame)) for cause in CAUSES}
 
-    _book_waiting(booked, context, rows, samples, running, prefills)
-    _book_before_queue(booked, rows, prefills)
-    _book_prefill(booked, rows)
-    split = decode_split(context, rows.number, running, rulebook)
-    _book_decode(booked, rows, samples, prefills, split)
-    for column, cause in (("context_s", "context"), ("first_token_s", "host"), ("external_s", "external")):
-        booked[cause] += _known(rows[column])
+    stepped = book_steps(replace(context, requests=frame), rows.number, rows.origin_unix_ns, rulebook)
+    if stepped is None or not stepped.chosen.all():
+        _book_waiting(booked, context, rows, samples, running, prefills)
+        _book_prefill(booked, rows)
+        split = decode_split(context, rows.number, running, rulebook)
+        _book_decode(booked, rows, samples, prefills, split)
+    if stepped is not None:
+        for cause in CAUSES:
+            booked[cause] = np.where(stepped.chosen, stepped.booked[cause], booked[cause])
+    front = {cause: np.zeros(len(frame)) for cause in CAUSES}
+    _book_before_queue(front, rows, prefills)
+    front["context"] += _known(rows["context_s"])
+    front["host"] += _known(rows["first_token_s"])
+    for cause in CAUSES:
+        booked[cause] += front[cause]
+    booked["external"] += _known(rows["external_s"])
     clamped = _close(booked, rows["e2e_s"])
     lacking = {
-        "kv_usage" if not len(samples) else "wait_reason": (booked["unexplained"] > 0.1 * rows["e2e_s"])
+        "kv_usage" if not len(samples) and stepped is None else "wait_reason": (
+            booked["unexplained"] > 0.1 * rows["e2e_s"]
+        )
         & (rows["queue_s"] > 0),
         "phases": ~np.isfinite(rows["queue_s"]) | ~np.isfinite(rows["prefill_s"]),
     }
-    answer = _answer(rows, booked, clamped, lacking, samples, running)
+    answer = _answer(rows, booked, clamped, lacking, samples, running, stepped)
+    if stepped is not None:
+        answer = answer.with_columns(_first_causes(rows, booked, front, stepped))
     return answer.filter(pl.col("request_key").is_in(list(context.targets)))
 
 
@@ -255,7 +271,7 @@ def _close(booked: dict[str, Floats], e2e: Floats) -> Bools:
     parts[unexplained, broken] = e2e[broken]
     for k, cause in enumerate(CAUSES):
         booked[cause] = parts[k]
-    return np.asarray(cut, dtype=np.bool_)
+    return np.asarray(cut & (over > ROUNDING_S), dtype=np.bool_)
 
 
 def _answer(
@@ -265,6 +281,7 @@ def _answer(
     lacking: Mapping[str, Bools],
     samples: Samples,
     running: Steps,
+    stepped: Stepwise | None,
 ) -> pl.DataFrame:
     by_class = np.stack(
         [
@@ -290,6 +307,12 @@ def _answer(
     ran = valid(first, end) & np.isfinite(rows["scheduled_unix_ns"])
     batch = np.divide(running.integral(first, end), end - first, out=np.full(len(e2e), np.nan), where=ran)
     at_admission, peak = _kv_around(samples, rows["scheduled_unix_ns"], end)
+    if stepped is not None:
+        told = sum((booked[c] for c in ("context", "external")), start=np.zeros(len(e2e))) + stepped.measured_s
+        measured = np.where(stepped.chosen, np.minimum(told, e2e), measured)
+        batch = np.where(stepped.chosen, stepped.decode_batch_mean, batch)
+        at_admission = np.where(stepped.chosen, stepped.kv_usage_admission_ratio, at_admission)
+        peak = np.where(stepped.chosen, stepped.kv_usage_peak_ratio, peak)
     columns: dict[str, object] = {"request_key": rows.frame["request_key"]}
     columns |= {cause_column(cause): booked[cause] for cause in CAUSES}
     columns |= {
@@ -299,6 +322,7 @@ def _answer(
         "measured_s": measured,
         "clamped": clamped,
         "missing_signals": _named(lacking),
+        "first_causes": pl.Series([None] * len(clamped), dtype=pl.String),
         "concurrency_at_arrival": np.maximum(inside.at(arrival), 1.0),
         "decode_batch_mean": batch,
         "kv_usage_admission_ratio": at_admission,
@@ -308,6 +332,24 @@ def _answer(
         pl.col("concurrency_at_arrival").round().cast(pl.Int64),
         pl.col("margin_ratio", "decode_batch_mean", "kv_usage_admission_ratio", "kv_usage_peak_ratio").fill_nan(None),
     )
+
+
+def _first_causes(
+    rows: Rows, booked: Mapping[str, Floats], front: Mapping[str, Floats], stepped: Stepwise
+) -> pl.Series:
+    """Each row's seconds by cause before its first token, as a JSON object; null where no steps tell.
+
+    front: seconds that lie around queue and prefill, before the first token, whatever the engine.
+    """
+    early = {cause: stepped.early[cause] + front[cause] for cause in CAUSES}
+    early["external"] = early["external"] + np.clip(_known(rows["external_s"]) - stepped.outside_s, 0.0, None)
+    seconds = pl.DataFrame({cause: np.minimum(early[cause], booked[cause]).round(9) for cause in CAUSES})
+    entries = (
+        pl.when(pl.col(cause) > 0).then(pl.lit(f'"{cause}":') + pl.col(cause).cast(pl.String)) for cause in CAUSES
+    )
+    told = pl.lit("{") + pl.concat_str(*entries, separator=",", ignore_nulls=True) + pl.lit("}")
+    chosen = pl.Series("chosen", stepped.chosen)
+    return seconds.select(pl.when(chosen).then(told).alias("first_causes"))["first_causes"]
 
 
 def _largest_cause(booked: dict[str, Floats], class_index: npt.NDArray[np.intp]) -> list[str | None]:

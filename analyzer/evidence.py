@@ -55,9 +55,17 @@ def _number(signals: Mapping[str, Value], name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def gather(signals: Mapping[str, Value], shares: Mapping[str, float], flight: InFlight) -> list[Evidence]:
-    """All observations the window allows. shares: of the affected requests' end-to-end seconds, by cause."""
-    found = [*_waiting(signals, shares), *_memory(signals, shares), *_flight(flight)]
+def gather(
+    signals: Mapping[str, Value], shares: Mapping[str, float], flight: InFlight, *, stated: bool = False
+) -> list[Evidence]:
+    """All observations the window allows. shares: of the affected requests' seconds the objective is about, by cause; stated: the
+    engine itself tells what its requests waited for, so that shares of waiting are observations, not conclusions."""
+    found = [
+        *_waiting(signals, shares),
+        *(_stated(shares) if stated else ()),
+        *_memory(signals, shares),
+        *_flight(flight),
+    ]
     return [*found, *_compute(signals, shares), *_decode(signals, shares), *_others(shares)]
 
 
@@ -87,6 +95,21 @@ def _waiting(signals: Mapping[str, Value], shares: Mapping[str, float]) -> list[
                 f"running at the slot limit{at} while requests wait, share of that time", full,
                 f"at least {PLATEAU_RATIO * 100:g} % where slots are the limit", "ratio", ENGINE,
                 ("queueing",) if full >= PLATEAU_RATIO else (), (),
+            )
+        )  # fmt: skip
+    return found
+
+
+def _stated(shares: Mapping[str, float]) -> list[Evidence]:
+    """The engine's own reasons; they outweigh a queue that is short beside a long answer."""
+    found = []
+    for name, label in (("queueing", "slots, budget, window or policy"), ("kv", "KV blocks, or lost to preemption")):
+        share = sum(value for cause, value in shares.items() if CLASS_OF_CAUSE[cause] == name)
+        supports = (name,) if share >= 0.1 else ()
+        found.append(
+            Evidence(
+                f"waits for {label} as the engine states them, share of the time judged", share, "under 10 %", "ratio",
+                SPAN, supports, (name,) if share < 0.02 else (),
             )
         )  # fmt: skip
     return found
@@ -196,7 +219,13 @@ def _others(shares: Mapping[str, float]) -> list[Evidence]:
             ("host",) if host >= 0.1 else (), ("host",) if host < 0.05 else (), "inferred",
         )
     ]  # fmt: skip
-    for cause, limit in (("context", 0.1), ("external", 0.1), ("client", 0.1)):
+    for cause, limit in (
+        ("context", 0.1),
+        ("external", 0.1),
+        ("client", 0.1),
+        ("cold_start", 0.1),
+        ("communication.node", 0.1),
+    ):
         if shares.get(cause, 0.0) > 0:
             share = shares[cause]
             found.append(

@@ -34,7 +34,8 @@ OBJECTIVE_COLUMNS = {
 # Causes that can lie in the phases an objective is about: a broken TTFT is not explained by decode.
 _BEFORE_FIRST = ("queue.", "kv.wait", "kv.evicted", "kv.load", "prefill.", "interference", "context", "host", "cold_start",
                  "external", "client", "communication.", "unexplained")  # fmt: skip
-_AFTER_FIRST = ("decode.", "interference", "kv.preempt", "host", "external", "client", "communication.", "unexplained")
+_AFTER_FIRST = ("decode.", "interference", "kv.preempt", "host", "cold_start", "external", "client", "communication.",
+                "unexplained")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,32 @@ def seconds_by_cause(rows: pl.DataFrame) -> dict[str, float]:
     return found
 
 
+def objective_seconds(rows: pl.DataFrame, objective: Objective | None) -> dict[str, float]:
+    """Booked seconds by cause in the phases an objective is about. Where steps tell what passed before a request's first token this
+    is exact; of the other requests it is all seconds of the causes that can lie there."""
+    if objective is None or objective.metric == "e2e":
+        return seconds_by_cause(rows)
+    told = rows["first_causes"].is_not_null() if "first_causes" in rows.columns else pl.Series([False] * len(rows))
+    coarse = seconds_by_cause(rows.filter(~told))
+    found = {cause: seconds for cause, seconds in coarse.items() if _in_objective(cause, objective)}
+    exact = rows.filter(told)
+    if exact.is_empty():
+        return found
+    first = _first_seconds(exact)
+    if objective.metric not in ("ttft", "queue"):
+        first = {cause: max(0.0, whole - first[cause]) for cause, whole in seconds_by_cause(exact).items()}
+        if _column(rows, objective) == "tpot_s":  # time per token leaves tools out
+            first["external"] = 0.0
+    return {cause: found.get(cause, 0.0) + first[cause] for cause in CAUSES if cause in found or first[cause] > 0}
+
+
+def _first_seconds(rows: pl.DataFrame) -> dict[str, float]:
+    """Seconds before the first token by cause, over rows that tell, summed as integer nanoseconds."""
+    read = rows["first_causes"].str.json_decode(pl.Struct(dict.fromkeys(CAUSES, pl.Float64))).struct.unnest()
+    whole = read.select((pl.col(cause).fill_null(0.0) * 1e9).round().cast(pl.Int64).sum() for cause in CAUSES)
+    return {cause: int(whole[cause][0]) / 1e9 for cause in CAUSES}
+
+
 def unexplained_wait_s(rows: pl.DataFrame) -> float:
     """Seconds of queue that no cause explains: waiting is contention, also where nothing tells what was waited for."""
     booked = sum(
@@ -143,7 +170,7 @@ def decide(rows: pl.DataFrame, objectives: Sequence[Objective], flight: InFlight
     affected = broken if breaks else slowest(rows)
     phase_ratio = int(has_phases(rows).sum()) / len(rows) if len(rows) else None
     judged = objective if breaks else None
-    seconds = {c: s for c, s in seconds_by_cause(affected).items() if _in_objective(c, judged)}
+    seconds = objective_seconds(affected, judged)
     contention = {cause: seconds[cause] for cause in seconds if cause in CONTENTION}
     if _in_objective("queue.slots", judged):
         contention["unexplained"] = unexplained_wait_s(affected)

@@ -76,7 +76,7 @@ def _of_replica(replica: Replica, scene: Scene) -> InFlight | None:
     if frame.is_empty() or newest is None:
         return None
     end = min(newest, scene.window.to_unix_ns)
-    live = "scrape" in frame["source"].fill_null("").unique().to_list()
+    live = not {"scrape", "steps"}.isdisjoint(frame["source"].fill_null("").unique().to_list())
     if live and min(scene.now_unix_ns, scene.window.to_unix_ns) - newest > STALE_NS:
         return None
     # Without a single span the samples are all there is of the window, not only of its end.

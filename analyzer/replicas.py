@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from phasewise.analyzer.filters import SERVED, conditions
+from phasewise.analyzer.step_samples import of_instances, read_step_samples
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.context import Setting
 from phasewise.collector.joins import peers, sample_ranges
@@ -59,13 +60,16 @@ def read_replicas(
     samples = store.query(
         "SELECT * FROM engine_samples WHERE unix_ns >= ? AND unix_ns < ? ORDER BY instance, unix_ns", (low, high)
     )
-    found = _with_spans(served, samples, instances)
+    found = _with_spans(served, samples, read_step_samples(store, low, high), instances)
     taken = {name for replica in found for name in (replica.instance, *replica.members)}
     scraped, alone = _without_spans(samples, instances, taken, _narrowed(store, filters))
     return (*found, *scraped), alone
 
 
-def _with_spans(served: pl.DataFrame, samples: pl.DataFrame, instances: list[dict[str, Any]]) -> list[Replica]:
+def _with_spans(
+    served: pl.DataFrame, samples: pl.DataFrame, stepped: pl.DataFrame, instances: list[dict[str, Any]]
+) -> list[Replica]:
+    """An engine that sends steps needs no scrapes: its steps say the same, at every step."""
     found: list[Replica] = []
     seen: set[str] = set()
     for name in served["instance"].drop_nulls().unique().sort().to_list():
@@ -79,7 +83,9 @@ def _with_spans(served: pl.DataFrame, samples: pl.DataFrame, instances: list[dic
             chosen |= (pl.col("instance") == one.scrape) & pl.col("unix_ns").is_between(
                 one.from_unix_ns, one.to_unix_ns
             )
-        own = samples.filter(chosen & pl.col("joined").fill_null(True))
+        own = of_instances(stepped, members)
+        if own.is_empty():
+            own = samples.filter(chosen & pl.col("joined").fill_null(True))
         told = [row for row in instances if row["instance"] in members or row["joined_to"] in members]
         settings = {key: one for row in told for key, one in read_settings(row["settings"]).items()}
         engine = served.filter(pl.col("instance").is_in(members))["engine"].drop_nulls()

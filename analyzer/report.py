@@ -63,7 +63,8 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
     first = decide(scene.requests.filter(pl.col("revision").is_not_null()), slo, flight)
     signals = window_signals(scene, first.affected, rulebook)
     shares = _judged_shares(first, flight)
-    evidence = gather(signals, shares, flight)
+    stated = not first.live and bool(first.affected["first_causes"].is_not_null().any())
+    evidence = gather(signals, shares, flight, stated=stated)
     finding = weighed(first, evidence)
     signals["objective_metric"] = finding.objective.metric if finding.objective and finding.over_limit else None
     signals |= {"status": finding.status, "primary": finding.primary, "cause": finding.cause}

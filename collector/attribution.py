@@ -21,6 +21,9 @@ SAMPLE_SLACK_NS = 120 * 10**9
 # are many within minutes. Provisional rows, attributed every second or so, see fewer than final ones.
 ROWS_LIMIT = 200_000
 FINAL_ROWS_LIMIT = 600_000
+# Steps in sight at once, a hundred a second of one engine: of more, the newest, and always those of the targets.
+STEPS_LIMIT = 100_000
+FINAL_STEPS_LIMIT = 500_000
 LEAST_NS = 60 * 10**9
 _KEPT_BY_WRITER = ("request_key", "revision", "final")
 
@@ -82,7 +85,9 @@ def load_scope(
         for one in ranges
         if one.from_unix_ns <= high and one.to_unix_ns >= low
     ]
-    steps = [(name, low, high) for name in peers if name]
+    named_peers = [name for name in peers if name]
+    steps_low = steps_from(transaction, named_peers, low, high, arrival, FINAL_STEPS_LIMIT if final else STEPS_LIMIT)
+    steps = [(name, steps_low, high) for name in named_peers]
     return Scope(
         low,
         high,
@@ -99,6 +104,22 @@ def _count(transaction: Transaction, named: str, peers: Sequence[str], start: in
         [*peers, start, end],
     )
     return int(counted["n"].item())
+
+
+def steps_from(transaction: Transaction, peers: Sequence[str], low: int, high: int, arrival: int, limit: int) -> int:
+    """From when on steps are looked at: all of [low, high], or about the newest `limit` and those since a minute before
+    `arrival`."""
+    if not peers:
+        return low
+    found = transaction.query(
+        "SELECT count(*) AS n, min(start_unix_ns) AS oldest, max(start_unix_ns) AS newest FROM engine_steps "
+        f"WHERE instance IN ({', '.join('?' for _ in peers)}) AND start_unix_ns BETWEEN ? AND ?",
+        [*peers, low, high],
+    ).row(0)
+    count, oldest, newest = (int(value or 0) for value in found)
+    if count <= limit:
+        return low
+    return max(low, min(arrival - LEAST_NS, newest - (newest - oldest) * limit // count))
 
 
 def _between(

@@ -103,6 +103,7 @@ ATTRIBUTION_FIELDS: dict[str, type] = {
     "measured_s": float,  # seconds explained by measured parts alone
     "clamped": bool,  # known phases exceeded end to end within tolerance and the longest was cut
     "missing_signals": str,  # JSON list of signal names
+    "first_causes": str,  # JSON: cause -> seconds of it before the first token, where the engine's steps tell
     "rules_version": str,
     "revision": int,
     "final": bool,

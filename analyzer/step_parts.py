@@ -1,0 +1,163 @@
+"""What the time of a step goes to: the fitted duration of its composition, split over the resources of the machine.
+
+Judged by operator group. Linear layers take the larger of their bytes and their FLOPs: their time goes to the one of the two that
+would be missed, the other one's time hides behind it. The constant part of the fit is weight bytes as far as the data sheet and
+the achieved bandwidth explain it; above that it is the host, on several devices of a node first their collectives. Where a
+longer context does not make steps longer by what its bytes cost at least, the device waits for the host, and the constant part
+is the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from phasewise.analyzer.intervals import Floats
+from phasewise.analyzer.machine import Machine
+from phasewise.analyzer.step_bounds import kv_token_bytes, weight_bytes
+from phasewise.analyzer.step_fit import Composition, StepModel
+
+# Achieved over data-sheet bandwidth in reading weights: at most this (roofline.md 4.1, "0.8 plus 3 us per kernel"), and not far
+# above what the same device reaches on KV bytes, whose kernels reach a little less.
+WEIGHT_EFFICIENCY = 0.8
+WEIGHTS_OVER_KV = 1.2
+SEEN_SPREADS = 0.5  # a change of a step by so much of its noise would show over many steps
+COMPUTE_EFFICIENCY = 0.75
+LEAST_COMPUTE_EFFICIENCY = 0.5  # what tokens cost up to here may be FLOPs (matrix products reach 51-97 %)
+LINK_EFFICIENCY = 0.7  # of the stated bandwidth of a link, in large all-reduces
+FAR_TOKENS = 512  # steps of so many are bound by FLOPs on most accelerators, where none is named
+PARTS = ("compute", "weights", "kv", "attention_io", "host", "communication")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Seconds of n steps by PARTS; they add up to the model's prediction."""
+
+    seconds: Floats  # [parts, n]
+
+    @property
+    def total(self) -> Floats:
+        return np.asarray(self.seconds.sum(axis=0))
+
+    def shares(self) -> Floats:
+        """[parts, n]; all host where the model predicts nothing."""
+        total = self.total
+        found = np.divide(self.seconds, total, out=np.zeros_like(self.seconds), where=total > 0)
+        found[PARTS.index("host")] += np.where(total > 0, 0.0, 1.0)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is known of the prompt tokens in each of n steps: tokens computed before that their queries attend to."""
+
+    past: Floats
+    pairs: Floats
+
+
+def split(model: StepModel, built: Machine, made_of: Composition, prompt: Prompt | None = None) -> Split:
+    """Splits the predicted duration of each composition. prompt: of its chunks, where it has any."""
+    busy = made_of.tokens > 0
+    linear = model.tokens_s(made_of.tokens)
+    constant = model.constant_s + model.routed_s(made_of.tokens)
+    weights = np.minimum(_weights_s(model, built, made_of), constant)
+    above = constant - weights + model.prefilling_s * made_of.prefilling + model.sequence_s * made_of.sequences
+    small, carried, per_token = _carried(model, made_of, linear)
+    collectives = np.minimum(above, small)
+    compute, reading = _linear(model, weights, linear - carried, made_of.tokens * per_token)
+    kv = model.context_time_s(made_of.context)
+    attended = _attended_by_flops(model)
+    attention = model.pair_s * made_of.pairs
+    by_bytes = _by_bytes(model, prompt)
+    parts = np.stack(
+        [
+            compute + attention * (1.0 - by_bytes) + kv * attended,
+            reading,
+            kv * (1.0 - attended),
+            attention * by_bytes,
+            above - collectives,
+            collectives + carried,
+        ]
+    )
+    return Split(np.where(busy, parts, 0.0))
+
+
+def _weights_s(model: StepModel, built: Machine, made_of: Composition) -> Floats:
+    """Seconds of the constant part that reading the weights explains."""
+    bounds, n = model.bounds, len(made_of.tokens)
+    top = _top_slope(model)
+    if bounds is not None:
+        efficiency = WEIGHT_EFFICIENCY
+        if top > 0:
+            efficiency = min(WEIGHT_EFFICIENCY, WEIGHTS_OVER_KV * bounds.context_s / top)
+        return bounds.weights_s(made_of.tokens) / efficiency * _felt(model, made_of)
+    if built.model is not None and model.context_range > 0:
+        # An accelerator nobody named: the bandwidth it reaches on KV bytes is measured, or has at least a bound where longer
+        # contexts do not show in the steps at all.
+        slope = max(top, SEEN_SPREADS * model.spread_ratio * model.constant_s / model.context_range)
+        per_byte = slope / kv_token_bytes(built, built.model)
+        return weight_bytes(built, built.model, made_of.tokens) * per_byte / WEIGHTS_OVER_KV
+    # Nothing tells weights from host: as without steps, a step far from the ridge counts as reading.
+    return np.full(n, np.inf)
+
+
+def _top_slope(model: StepModel) -> float:
+    return sum(slope for _, slope in model.context_terms)
+
+
+def _felt(model: StepModel, made_of: Composition) -> Floats:
+    """Share of the device's work that the duration shows: what a further token of context costs over what its bytes cost at
+    least. 1 where nothing decodes, and where the context costs more than its bytes."""
+    assert model.bounds is not None
+    slope = model.context_slope_s(made_of.context)
+    return np.where(made_of.context > 0, np.minimum(slope / model.bounds.context_s, 1.0), 1.0)
+
+
+def _carried(model: StepModel, made_of: Composition, linear: Floats) -> tuple[Floats, Floats, float]:
+    """Collectives of each step, constant part and what grows with its tokens, and seconds of FLOPs a token alone.
+
+    FLOPs grow with the tokens by no more than the data sheet explains, and until there are many they hide behind the weights' bytes.
+    What tokens cost beyond that on several devices is the link (of a dense model: experts' bytes grow too); where it is slower
+    than stated, so are its small messages.
+    """
+    bounds = model.bounds
+    # The slope counts only where the steps went far enough to be bound by FLOPs.
+    steep = float(model.token_slope_s(np.array([model.most_tokens]))[0])
+    if bounds is None:
+        return np.zeros(len(linear)), np.zeros(len(linear)), steep if model.most_tokens >= FAR_TOKENS else 0.0
+    flops = bounds.token_s / COMPUTE_EFFICIENCY
+    link = 0.0
+    if bounds.link_token_s > 0:
+        shallow = sum(slope for knot, slope in model.token_terms if knot == 0)
+        most_flops = (bounds.token_s + bounds.row_s) / LEAST_COMPUTE_EFFICIENCY
+        beyond = 0.0 if bounds.routed else max(shallow, steep) - most_flops
+        link = max(bounds.link_token_s, beyond)
+        slow = max(1.0, link / bounds.link_token_s * LINK_EFFICIENCY)
+        return np.full(len(linear), bounds.collective_s * slow), np.minimum(linear, link * made_of.tokens), flops
+    reached = steep > bounds.token_s and model.most_tokens > bounds.knee_tokens
+    return np.zeros(len(linear)), np.zeros(len(linear)), steep if reached else flops
+
+
+def _linear(model: StepModel, weights: Floats, tokens_s: Floats, flops_s: Floats) -> tuple[Floats, Floats]:
+    """Compute and reading of the linear layers, which together take weights + tokens_s.
+
+    Without its FLOPs a step would be shorter by tokens_s, without its weights by what exceeds flops_s: in that proportion.
+    """
+    whole = weights + tokens_s
+    without_weights = np.clip(whole - flops_s, 0.0, None)
+    share = np.divide(tokens_s, tokens_s + without_weights, out=np.zeros_like(whole), where=tokens_s > 0)
+    return whole * share, whole * (1.0 - share)
+
+
+def _attended_by_flops(model: StepModel) -> float:
+    """1 where decode attention is bound by FLOPs (latent attention on a device with little compute), else 0."""
+    return float(model.bounds is not None and model.bounds.context_flops_s > model.bounds.context_s)
+
+
+def _by_bytes(model: StepModel, prompt: Prompt | None) -> Floats | float:
+    """1 where a chunk's attention is bound by reading what was computed before: few queries, long past."""
+    if prompt is None or model.bounds is None:
+        return 0.0
+    reads = prompt.past * model.bounds.context_s
+    return (reads > prompt.pairs * model.bounds.pair_s).astype(np.float64)

@@ -1,0 +1,295 @@
+"""Attribution for engines that send steps: every second of a request booked by what the steps it passed through were made of.
+
+A run of decode steps costs two look-ups in prefix sums; only the steps of a request's own prompt are looked at one by one.
+Between the runs of one request lie waits: for blocks after a preemption, for others' prompts that took the step's tokens, for a
+tool. Phases (queue, prefill, decode) are the request's own figures; the parts found for each are made to add up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from phasewise.analyzer.composition import (
+    DECODE,
+    Chunks,
+    Segments,
+    covered_rows,
+    read_chunks,
+    read_segments,
+)
+from phasewise.analyzer.intervals import Bools, Floats
+from phasewise.analyzer.machine import Machine, machine, typical_model
+from phasewise.analyzer.step_gaps import TURNS, Gaps, between_steps, gaps_of, seated_elsewhere
+from phasewise.analyzer.step_parts import PARTS
+from phasewise.analyzer.step_table import REASONS, Ints, RunningSum, StepTable, read_tables
+from phasewise.analyzer.step_times import CAUSES as STEP_CAUSES
+from phasewise.analyzer.step_times import StepTimes, own_prefill, step_times
+from phasewise.analyzer.step_waiting import QUEUES, Waiter, vacant_steps, waits
+from phasewise.collector.context import Context
+from phasewise.rules.load import Rulebook
+from phasewise.rules.vocabulary import CAUSES
+
+COVERED_RATIO = 0.9  # of a request's steps must be in sight
+# In a prefill the request's own phase names the resource (architecture section 5).
+_PREFILL_CAUSE = {
+    "compute": "prefill.compute", "weights": "decode.weights", "kv": "prefill.attention_io",
+    "attention_io": "prefill.attention_io", "host": "host", "communication": "communication.node",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stepwise:
+    """Rows of requests booked by their steps. booked: seconds by cause of queue, prefill and decode, 0 where a row is not chosen;
+    early: those of queue and prefill alone; outside_s: external time after the first token; measured_s: seconds that no fit
+    divided; the others are columns of `requests`, NaN where unknown."""
+
+    chosen: Bools
+    booked: Mapping[str, Floats]
+    early: Mapping[str, Floats]
+    outside_s: Floats
+    measured_s: Floats
+    decode_batch_mean: Floats
+    kv_usage_admission_ratio: Floats
+    kv_usage_peak_ratio: Floats
+
+
+def book_steps(
+    context: Context, number: Mapping[str, Floats], origin_unix_ns: int, rulebook: Rulebook
+) -> Stepwise | None:
+    """Books queue, prefill and decode of every request whose steps are in sight; None where no request has any.
+
+    number: columns of `context.requests` as arrays, moments in seconds since the origin.
+    """
+    frame = context.requests
+    if context.steps.is_empty() or frame["segments"].null_count() == len(frame):
+        return None
+    tables = read_tables(context.steps, origin_unix_ns)
+    built = machine(context.settings, typical_model(frame), rulebook)
+    ledger = _Ledger(len(frame))
+    for name, table in tables.items():
+        own = ~ledger.chosen
+        if len(tables) > 1:  # else several processes may be one replica, and one of them has the steps
+            own &= (frame["instance"] == name).fill_null(False).to_numpy()
+        _book_instance(ledger, table, frame["segments"], own, number, built)
+    if not ledger.chosen.any():
+        return None
+    return Stepwise(
+        ledger.chosen,
+        ledger.part,
+        ledger.early.part,
+        ledger.outside,
+        ledger.measured,
+        ledger.batch,
+        ledger.admission,
+        ledger.peak,
+    )
+
+
+class _Phase:
+    """Seconds by cause of one phase of all rows, while they are added up."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.part = {cause: np.zeros(rows) for cause in CAUSES}
+        self.measured = np.zeros(rows)
+
+    def add(self, cause: str, row: Ints, seconds: Floats, *, measured: bool = False) -> None:
+        one = np.bincount(row, weights=seconds, minlength=self.rows)
+        self.part[cause] += one
+        if measured:
+            self.measured += one
+
+    def add_step(self, row: Ints, step: Ints, seconds: Floats, times: StepTimes) -> None:
+        """Waits for a step to end, by what that step was made of."""
+        whole = times.by_cause[:, step]
+        total = whole.sum(axis=0)
+        share = np.divide(whole, total, out=np.zeros_like(whole), where=total > 0)
+        for cause, one in zip(STEP_CAUSES, share, strict=True):
+            self.add(cause, row, one * seconds)
+        self.add("host", row, np.where(total > 0, 0.0, seconds))
+
+    def close(self, length: Floats, between: Floats) -> None:
+        """Makes the parts add up to `length`. What is missing passed between the steps ([scheduler, other] seconds), the rest of
+        it is unexplained; what is too much is taken from all parts alike."""
+        total = sum(self.part.values(), start=np.zeros(self.rows))
+        missing, available = np.clip(length - total, 0.0, None), between.sum(axis=0)
+        used = np.divide(np.minimum(missing, available), available, out=np.zeros(self.rows), where=available > 0)
+        factor = np.divide(length, total, out=np.ones(self.rows), where=total > length)
+        for cause in CAUSES:
+            self.part[cause] *= factor
+        self.measured = self.measured * factor + between[0] * used
+        self.part["host.scheduler"] += between[0] * used
+        self.part["host"] += between[1] * used
+        self.part["unexplained"] += np.clip(missing - available, 0.0, None)
+
+
+class _Ledger(_Phase):
+    """All phases together, and which rows they speak for."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.chosen = np.zeros(rows, dtype=np.bool_)
+        self.early = _Phase(rows)
+        self.outside = np.zeros(rows)
+        self.batch, self.admission, self.peak = (np.full(rows, np.nan) for _ in range(3))
+
+    def take(self, phase: _Phase, covered: Bools, *, early: bool) -> None:
+        for into in (self, self.early) if early else (self,):
+            for cause in CAUSES:
+                into.part[cause] += np.where(covered, phase.part[cause], 0.0)
+            into.measured += np.where(covered, phase.measured, 0.0)
+
+
+def _book_instance(
+    ledger: _Ledger, table: StepTable, texts: pl.Series, own: Bools, number: Mapping[str, Floats], built: Machine
+) -> None:
+    rows = len(own)
+    segments = read_segments(texts, own, table)
+    covered = covered_rows(segments, table, number["arrival_unix_ns"], number["finished_unix_ns"], COVERED_RATIO)
+    segments = segments.where(covered[segments.row] & (segments.high > segments.low))
+    if not len(segments.row):
+        return
+    before = _before_first(segments)
+    chunks = read_chunks(segments, table, number["input_tokens"], number["cached_tokens"])
+    times = step_times(table, chunks, built)
+    prefill, decode = _Phase(rows), _Phase(rows)
+    _book_decoding(decode, segments, times)
+    _book_chunks(prefill, decode, segments, before, chunks, times, table)
+    decode_s = _known(number["decode_s"])
+    wall = _known(number["finished_unix_ns"] - number["first_token_unix_ns"])
+    ledger.outside = np.where(covered, np.clip(wall - decode_s, 0.0, None), ledger.outside)
+    external = _book_delivery(decode, segments, table, number, decode_s)
+    gaps = gaps_of(segments, before, table, external)
+    _book_gaps(prefill, decode, gaps, times, external)
+    early, late = between_steps(segments, before, table, rows)
+    prefill.close(_known(number["prefill_s"]), early)
+    decode.close(decode_s, late)
+    ledger.take(prefill, covered, early=True)
+    ledger.take(decode, covered, early=False)
+    vacant = vacant_steps(table, chunks, seated_elsewhere(gaps, table))
+    ledger.take(_queue(covered, number, table, times, vacant, gaps), covered, early=True)
+    _surroundings(ledger, segments, table)
+    ledger.chosen |= covered
+
+
+def _known(values: Floats) -> Floats:
+    return np.clip(np.nan_to_num(values), 0.0, None)
+
+
+def _before_first(segments: Segments) -> Bools:
+    """Which segments lie before the first token: those before the first that decodes."""
+    decoding = (segments.phase == DECODE).astype(np.int64)
+    seen = np.cumsum(decoding)
+    starts = np.flatnonzero(segments.opens)
+    base = np.repeat((seen - decoding)[starts], np.diff(np.append(starts, len(segments.row))))
+    return np.asarray(seen - base == 0, dtype=np.bool_)
+
+
+def _book_decoding(decode: _Phase, segments: Segments, times: StepTimes) -> None:
+    own = segments.where(segments.phase == DECODE)
+    sums = RunningSum.of(times.by_cause).between(own.low, own.high)
+    for cause, seconds in zip(STEP_CAUSES, sums, strict=True):
+        decode.add(cause, own.row, seconds)
+
+
+def _book_chunks(
+    prefill: _Phase, decode: _Phase, segments: Segments, before: Bools, chunks: Chunks, times: StepTimes,
+    table: StepTable,
+) -> None:  # fmt: skip
+    """Steps of the request's own prompt; all of a step that computes again what a preemption lost is lost to it."""
+    prompts = segments.phase != DECODE
+    early = np.repeat(before[prompts], (segments.high - segments.low)[prompts])
+    others, rest = own_prefill(table, times, chunks)
+    excess, cold = times.excess[chunks.step], times.cold[chunks.step]
+    for phase, inside in ((prefill, early), (decode, ~early)):
+        again = inside & chunks.recompute
+        phase.add("kv.preempt", chunks.row[again], table.duration[chunks.step[again]], measured=True)
+        first = inside & ~chunks.recompute
+        row = chunks.row[first]
+        phase.add("interference", row, others[first])
+        phase.add("cold_start", row, np.where(cold, excess, 0.0)[first])
+        phase.add("host", row, np.where(cold, 0.0, excess)[first])
+        for part, seconds in zip(PARTS, rest, strict=True):
+            phase.add(_PREFILL_CAUSE[part], row, seconds[first])
+
+
+def _book_delivery(
+    decode: _Phase, segments: Segments, table: StepTable, number: Mapping[str, Floats], decode_s: Floats
+) -> Floats:
+    """What follows a request's last step is its delivery, as far as no tool lies there; returns the external time that must lie
+    before, inside the decode. The request states its decode without it."""
+    wall = _known(number["finished_unix_ns"] - number["first_token_unix_ns"])
+    external = np.clip(wall - decode_s, 0.0, None)
+    closes = np.flatnonzero(np.append(segments.row[1:] != segments.row[:-1], True))
+    row = segments.row[closes]
+    after = np.clip(number["finished_unix_ns"][row] - table.end[segments.high[closes] - 1], 0.0, wall[row])
+    tool = np.minimum(after, external[row])
+    decode.add("host", row, after - tool)
+    external[row] -= tool
+    return external
+
+
+def _book_gaps(prefill: _Phase, decode: _Phase, gaps: Gaps, times: StepTimes, external: Floats) -> None:
+    for phase, inside in ((prefill, gaps.early), (decode, ~gaps.early)):
+        for cause, chosen in (("kv.wait", gaps.for_blocks), ("queue.policy", ~gaps.for_blocks)):
+            one = inside & gaps.lost & chosen
+            phase.add(cause, gaps.row[one], gaps.wall_s[one], measured=True)
+        one = inside & ~gaps.lost & ~gaps.tool
+        for cause, share in zip(TURNS, gaps.turn_share, strict=True):
+            phase.add(cause, gaps.row[one], (gaps.wall_s * share)[one], measured=True)
+    # Beyond the tool's own time such a gap is the wait for the step that ran when it ended.
+    row, last, wall = gaps.row[gaps.tool], gaps.high[gaps.tool] - 1, gaps.wall_s[gaps.tool]
+    in_gaps = np.bincount(row, weights=wall, minlength=len(external))
+    left = np.clip(in_gaps - external, 0.0, None)
+    share = np.divide(left, in_gaps, out=np.zeros_like(left), where=in_gaps > 0)
+    decode.add_step(row, last, wall * share[row], times)
+
+
+def _queue(
+    covered: Bools, number: Mapping[str, Floats], table: StepTable, times: StepTimes, vacant: Floats, gaps: Gaps
+) -> _Phase:
+    row = np.flatnonzero(covered).astype(np.int64)
+    stated = np.stack([_known(number[f"queue_{reason}_s"][row]) for reason in REASONS])
+    returned = np.zeros((len(REASONS), len(covered)))
+    for reason, why in (("kv", gaps.for_blocks), ("policy", ~gaps.for_blocks)):
+        again = gaps.lost & why
+        returned[REASONS.index(reason)] = np.bincount(
+            gaps.row[again], weights=gaps.wall_s[again], minlength=len(covered)
+        )
+    who = Waiter(
+        queued=number["queued_unix_ns"][row],
+        scheduled=number["scheduled_unix_ns"][row],
+        queue_s=_known(number["queue_s"][row]),
+        stated=stated,
+        returned=returned[:, row],
+    )
+    found = waits(table, times, vacant, who)
+    phase = _Phase(len(covered))
+    for cause, seconds in zip(QUEUES, found.by_cause, strict=True):
+        phase.add(cause, row, seconds, measured=True)
+    phase.add("host", row, found.idle_s)
+    phase.add("unexplained", row, found.unexplained_s)
+    there = found.step >= 0
+    phase.add_step(row[there], found.step[there], found.step_s[there], times)
+    return phase
+
+
+def _surroundings(ledger: _Ledger, segments: Segments, table: StepTable) -> None:
+    """Mean batch while decoding, and KV use when admitted and at its highest."""
+    own = segments.where(segments.phase == DECODE)
+    sums = RunningSum.of(np.stack((table.duration, table.duration * table.sequences))).between(own.low, own.high)
+    seconds, weighted = (np.bincount(own.row, weights=one, minlength=ledger.rows) for one in sums)
+    np.divide(weighted, seconds, out=ledger.batch, where=seconds > 0)
+    opens = segments.opens
+    ledger.admission[segments.row[opens]] = table.kv_ratio[segments.low[opens]]
+    if np.isfinite(table.kv_ratio).any():
+        level = np.append(np.nan_to_num(table.kv_ratio, nan=-np.inf), -np.inf)
+        highest = np.maximum.reduceat(level, np.stack((segments.low, segments.high), axis=1).reshape(-1))[::2]
+        peak = np.full(ledger.rows, -np.inf)
+        np.maximum.at(peak, segments.row, highest)
+        known = np.isfinite(peak)
+        ledger.peak[known] = peak[known]
