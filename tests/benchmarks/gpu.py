@@ -348,7 +348,7 @@ def main(arguments: list[str] | None = None) -> int:
     bench = Bench(rulebook, model, options.shape, gpu, options.dtype)
     report = Report(options.out)
     report.keep("facts", facts(bench))
-    whole = options.minutes * 60
+    whole: float = options.minutes * 60
 
     def until(stage: str) -> float:
         end = began + whole

@@ -28,7 +28,8 @@ def request(start_s: float, **resource: str | float) -> dict[str, Any]:
 
 def stored_settings(store: Store) -> dict[str, Any]:
     rows = store.query("SELECT settings FROM instances WHERE kind = 'spans'")
-    return json.loads(rows["settings"][0] or "{}")
+    settings: dict[str, Any] = json.loads(rows["settings"][0] or "{}")
+    return settings
 
 
 def test_the_accelerator_named_in_the_resource_is_a_setting_of_the_instance(tmp_path: Path) -> None:
