@@ -235,7 +235,7 @@ def _engine_serve(parser: argparse.ArgumentParser) -> None:
         "--otlp-endpoint",
         type=_url,
         metavar="URL",
-        help="where spans go: OTLP over gRPC, or over HTTP where it ends in /v1/traces, e.g. http://localhost:4317 (default: OTEL_EXPORTER_OTLP_ENDPOINT, else nowhere)",
+        help="where spans go: OTLP over gRPC, or over HTTP where it ends in /v1/traces or at port 4318, e.g. http://localhost:4317 (default: OTEL_EXPORTER_OTLP_ENDPOINT, else nowhere)",
     )
     parser.add_argument("--max-num-seqs", type=_count, metavar="N", help="slots: sequences that run at once")
     parser.add_argument("--step-token-budget", type=_count, metavar="N", help="tokens of one step, prompts and decode")

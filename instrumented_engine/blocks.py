@@ -176,10 +176,11 @@ class PagedPool:
         if self._share_owners is not None:
             for block in blocks:
                 self._charge(block, share)
-        if sequence.cached_tokens is None and self._prefix_sharing:
-            sequence.cached_tokens = sequence.computed_tokens
-            self.queried_tokens += sequence.target_tokens
-            self.hit_tokens += sequence.computed_tokens
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.computed_tokens  # without sharing 0, and known to be
+            if self._prefix_sharing:
+                self.queried_tokens += sequence.target_tokens
+                self.hit_tokens += sequence.computed_tokens
 
     def _take(self) -> int:
         """A block without content, owned once."""

@@ -59,6 +59,7 @@ class ContiguousPool:
             self._holes[at] = (start + need.fresh, length - need.fresh)
         sequence.blocks = list(range(start, start + need.fresh))
         sequence.computed_tokens = 0
+        sequence.cached_tokens = 0  # this layout finds nothing again
         self.used_blocks += need.fresh
         self.share_used[share] += need.fresh
 

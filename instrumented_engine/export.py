@@ -84,13 +84,18 @@ def protocol_of(settings: ExportSettings, environment: Mapping[str, str] = os.en
     if not (settings.endpoint or given):
         return None
     named = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    over_http = (settings.endpoint or "").endswith("/v1/traces")  # a whole path says it
-    protocol = settings.protocol or ("http/protobuf" if over_http else named) or "grpc"
+    protocol = settings.protocol or ("http/protobuf" if _over_http(settings.endpoint) else named) or "grpc"
     if protocol == "grpc":
         return "grpc"
     if protocol == "http/protobuf":
         return "http/protobuf"
     raise InputError("OTEL_EXPORTER_OTLP_PROTOCOL", "", f"{protocol!r} is not known", "grpc and http/protobuf are")
+
+
+def _over_http(endpoint: str | None) -> bool:
+    """A whole path says it, and so does the port that is OTLP's for HTTP, where gRPC would only time out."""
+    address = (endpoint or "").rstrip("/")
+    return address.endswith(("/v1/traces", ":4318"))
 
 
 def make_exporter(settings: ExportSettings) -> SpanExporter | None:

@@ -19,12 +19,14 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -97,9 +99,11 @@ class EngineServer:
         app.add_api_route("/v1/completions", self._completions, methods=["POST"])
         app.add_api_route("/v1/chat/completions", self._chat, methods=["POST"])
         app.add_api_route("/v1/models", self._models, methods=["GET"])
+        app.add_api_route("/v1/models/{name:path}", self._model, methods=["GET"])
         app.add_api_route("/health", self._health, methods=["GET"])
         app.add_api_route("/version", self._version, methods=["GET"])
         app.add_api_route("/metrics", self._metrics, methods=["GET"])
+        app.add_exception_handler(HTTPException, _no_such_route)
         return app
 
     async def _completions(self, request: Request) -> Response:
@@ -128,10 +132,7 @@ class EngineServer:
             document = error_document(told(problem), "invalid_request_error", problem.field)
             return JSONResponse(document, 400, headers=headers)
         if generation.model != self.launched.model:
-            message = f"the model {generation.model!r} is not served here; {self.launched.model!r} is (GET /v1/models)"
-            return JSONResponse(
-                error_document(message, "invalid_request_error", "model", "model_not_found"), 404, headers=headers
-            )
+            return JSONResponse(self._other_model(generation.model), 404, headers=headers)
         name = f"{'chatcmpl' if chat else 'cmpl'}-{request_id}"
         call = Call(
             self.desk,
@@ -147,12 +148,21 @@ class EngineServer:
         return _CallResponse(call)
 
     async def _models(self) -> dict[str, Any]:
-        config = self.launched.service.config
-        model = {
+        return {"object": "list", "data": [self._described()]}
+
+    async def _model(self, name: str) -> Response:
+        served = name == self.launched.model
+        return JSONResponse(self._described()) if served else JSONResponse(self._other_model(name), 404)
+
+    def _described(self) -> dict[str, Any]:
+        return {
             "id": self.launched.model, "object": "model", "created": self._created_s, "owned_by": "phasewise",
-            "max_model_len": config.max_model_tokens,
+            "max_model_len": self.launched.service.config.max_model_tokens,
         }  # fmt: skip
-        return {"object": "list", "data": [model]}
+
+    def _other_model(self, name: str) -> dict[str, Any]:
+        message = f"the model {name!r} is not served here; {self.launched.model!r} is (GET /v1/models)"
+        return error_document(message, "invalid_request_error", "model", "model_not_found")
 
     async def _health(self) -> Response:
         alive = self.launched.service.alive
@@ -291,6 +301,14 @@ class _QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+async def _no_such_route(request: Request, problem: Exception) -> Response:
+    """404 and 405 in the shape in which clients of the API read errors."""
+    assert isinstance(problem, HTTPException)
+    said = "no such address" if problem.status_code == HTTPStatus.NOT_FOUND else problem.detail
+    document = error_document(f"{request.method} {request.url.path}: {said}", "invalid_request_error")
+    return JSONResponse(document, problem.status_code, headers=problem.headers)
 
 
 async def _body(request: Request, most_bytes: int) -> bytes:

@@ -21,7 +21,7 @@ from phasewise.collector.writer import Writer
 from phasewise.instrumented_engine import vllm_view
 from phasewise.instrumented_engine.recording import Recording
 from phasewise.instrumented_engine.request_telemetry import request_telemetry
-from phasewise.instrumented_engine.telemetry import export_request, request_spans, step_spans
+from phasewise.instrumented_engine.telemetry import Value, export_request, request_spans, step_spans
 
 MESSAGE_SPANS = 16_384  # of one OTLP message; a request's tree is not divided among two
 
@@ -34,10 +34,10 @@ class Sender:
     instance: str
     model: str
     version: str
-    marks: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[str, Value] = field(default_factory=dict)
 
     @property
-    def resource(self) -> Mapping[str, str]:
+    def resource(self) -> Mapping[str, Value]:
         return {
             "service.name": "phasewise-engine",
             "service.instance.id": self.instance,
@@ -89,7 +89,7 @@ def _sent(recording: Recording, sender: Sender) -> Iterator[list[Span]]:
         yield request_spans(request_telemetry(sequence, model=sender.model, instance=sender.instance))
 
 
-def _messages(trees: Iterable[list[Span]], resource: Mapping[str, str]) -> Iterator[bytes]:
+def _messages(trees: Iterable[list[Span]], resource: Mapping[str, Value]) -> Iterator[bytes]:
     some: list[Span] = []
     for tree in trees:
         some += tree

@@ -23,6 +23,7 @@ from phasewise.rules.errors import InputError
 
 if TYPE_CHECKING:
     from phasewise.instrumented_engine.recording import Recording
+    from phasewise.instrumented_engine.telemetry import Value
     from phasewise.instrumented_engine.truth.scenario import Scenario
 
 LIST = "list"
@@ -112,7 +113,8 @@ def ending_at(scenario: Scenario, unix_ns: int) -> Recording:
 
 
 def sender_of(scenario: Scenario) -> Sender:
-    """A name of its own for each run, and marks that tell its rows from live traffic wherever they are shown."""
+    """A name of its own for each run, marks that tell its rows from live traffic wherever they are shown, and what a live engine
+    tells of its accelerator, without which no roofline is judged."""
     deployment = scenario.setup.deployment
     instance = f"{SIMULATED}{scenario.family}-{scenario.seed}-{secrets.token_hex(3)}"
     count = deployment.tensor_parallel_count
@@ -122,7 +124,13 @@ def sender_of(scenario: Scenario) -> Sender:
         model=deployment.model.name,
         load=f"scenario {scenario.family} (seed {scenario.seed})",
     )
-    return Sender(instance, deployment.model.id, version("phasewise"), marks)
+    facts: dict[str, Value] = {
+        "phasewise.gpu": deployment.gpu.id,
+        "phasewise.tensor_parallel_count": count,
+        "phasewise.weight_bits": deployment.precision.weight_bits,
+        "phasewise.kv_bits": deployment.precision.kv_bits,
+    }
+    return Sender(instance, deployment.model.id, version("phasewise"), {**marks, **facts})
 
 
 def simulated_marks(name: str, *, machine: str, model: str, load: str) -> dict[str, str]:

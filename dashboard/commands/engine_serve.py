@@ -15,9 +15,12 @@ from phasewise.rules.errors import InputError
 from phasewise.rules.load import load_rulebook
 
 if TYPE_CHECKING:
-    from phasewise.instrumented_engine.export import ExportSettings
     from phasewise.instrumented_engine.serving.server_settings import ServerSettings
 
+ONLY_FOR = {  # settings that the other executor would not heed
+    **dict.fromkeys(("tensor_parallel_count", "weight_bits", "kv_bits", "time_scale", "output_tokens"), "simulated"),
+    **dict.fromkeys(("dtype", "device", "kernel"), "torch"),
+}
 GPU, MODEL = "h100-sxm", "llama-3.1-8b"  # simulated, where nothing was chosen
 
 
@@ -31,6 +34,7 @@ def serve_engine(options: Namespace) -> int:
 
 def settings_of(options: Namespace) -> ServerSettings:
     """Everything the server is told. Raises InputError naming the option, MachineError where torch cannot be had."""
+    from phasewise.instrumented_engine.export import ExportSettings
     from phasewise.instrumented_engine.serving.server_settings import ServerSettings
 
     if not is_loopback(options.host) and not options.allow_remote:
@@ -47,6 +51,10 @@ def settings_of(options: Namespace) -> ServerSettings:
         raise InputError(
             "--gpu", options.gpu, "is for the simulated executor", "say --executor simulated, or leave it out"
         )
+    for name in asked.server:
+        if name in ONLY_FOR and ONLY_FOR[name] != executor:
+            problem = f"is for the executor {ONLY_FOR[name]}, and this one is {executor}"
+            raise InputError("--set", name, problem, f"say --executor {ONLY_FOR[name]}, or leave it out")
     if reason:
         print(f"phasewise engine: {reason}", file=sys.stderr)
     shared = {
@@ -54,7 +62,7 @@ def settings_of(options: Namespace) -> ServerSettings:
         "port": options.port,
         "seed": options.seed,
         "switches": asked.switches,
-        "export": export_of(options.otlp_endpoint),
+        "export": ExportSettings(endpoint=options.otlp_endpoint),
         **asked.server,
     }
     if executor == "torch":
@@ -96,13 +104,3 @@ def _simulated(options: Namespace, shared: dict[str, object]) -> ServerSettings:
         marks=marks,
         **shared,  # type: ignore[arg-type]
     )
-
-
-def export_of(endpoint: str | None) -> ExportSettings:
-    """Where spans go; the protocol is told by the address, else by the environment."""
-    from phasewise.instrumented_engine.export import ExportSettings
-
-    if endpoint is None:
-        return ExportSettings()
-    over_http = endpoint.rstrip("/").endswith("/v1/traces")
-    return ExportSettings(endpoint=endpoint, protocol="http/protobuf" if over_http else None)

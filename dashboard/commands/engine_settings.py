@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,10 +85,15 @@ def _read(name: str, text: str, kind: Any) -> Any:
     value: Any = text
     try:
         if not _is_words(kind):
-            value = json.loads(text)
+            value = json.loads(text, parse_constant=_no_number)
         return _typed(name, value, kind)
     except (TypeError, ValueError):
         raise InputError(OPTION, name, f"{text!r} does not fit", f"give {words(kind)}") from None
+
+
+def _no_number(text: str) -> None:
+    """NaN and Infinity, which JSON does not have and Python reads."""
+    raise ValueError(text)
 
 
 def _is_words(kind: Any) -> bool:
@@ -122,7 +128,9 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
         return {key: _typed(f"{name}.{key}", item, parts[1]) for key, item in value.items()}
     if kind is Path:
         return Path(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):  # 1e999
+            raise ValueError(value)
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(value)

@@ -148,14 +148,15 @@ class Call:
         config, service = self._desk.service.config, self._desk.service
         room = config.max_model_tokens - prompt_tokens
         asked = self._asked.max_tokens
+        most = room if asked is not None else min(room, service.kv_blocks_total * config.block_tokens - prompt_tokens)
+        if most < 1:  # no limit on the answer would help
+            raise refused(
+                "messages" if self._asked.chat else "prompt",
+                f"{prompt_tokens} tokens leave no room for an answer",
+                f"shorten it: prompt and answer together have {prompt_tokens + most} tokens",
+            )
         if asked is None:
-            asked = min(room, service.kv_blocks_total * config.block_tokens - prompt_tokens)
-            if asked < 1:
-                raise refused(
-                    "messages" if self._asked.chat else "prompt",
-                    f"{prompt_tokens} tokens leave no room for an answer",
-                    f"prompt and answer together have {config.max_model_tokens} tokens",
-                )
+            asked = most
         elif asked > room:
             raise refused(
                 "max_tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from phasewise.instrumented_engine.request_telemetry import ToolRun
 from phasewise.instrumented_engine.serving.desk import Desk
@@ -10,6 +11,7 @@ from phasewise.instrumented_engine.serving.openai_api import Document, Generatio
 from phasewise.instrumented_engine.serving.tools import run_tool
 from phasewise.rules.errors import MachineError
 
+LOGGER = logging.getLogger("phasewise.engine")
 LONG_TEXT = 20_000  # characters; tokenizing more of them would hold up the other calls
 
 
@@ -26,6 +28,10 @@ async def context_of(desk: Desk, asked: Generation, runs: list[ToolRun]) -> list
         if ask.name not in desk.tools:
             known = ", ".join(desk.tools) or "none"
             raise refused("external_tools", f"no tool {ask.name!r} here", f"the server knows: {known}")
+    if _kept(desk, asked) and not asked.chat and (len(asked.prompts) > 1 or not isinstance(asked.prompts[0], str)):
+        raise refused(
+            "prompt", "a conversation goes on with one text", "send one prompt as text, or no conversation_id"
+        )
     history = await _history(desk, asked)
     found = await _tools_before(desk, asked, runs)
     if asked.chat:
@@ -48,7 +54,10 @@ def save_turn(desk: Desk, asked: Generation, answer: str) -> None:
     async def save() -> None:
         if before is not None:
             await asyncio.wait({before})
-        await asyncio.to_thread(store.append, conversation, turn, tenant)
+        try:
+            await asyncio.to_thread(store.append, conversation, turn, tenant)
+        except MachineError as problem:  # the answer is out; the next turn of the conversation will not know this one
+            LOGGER.error("a turn was not kept: %s", problem)
 
     task = desk.keep(save())
     desk.saving[tenant, conversation] = task
@@ -58,6 +67,11 @@ def save_turn(desk: Desk, asked: Generation, answer: str) -> None:
 def _saved(desk: Desk, key: tuple[str | None, str], done: asyncio.Task[None]) -> None:
     if desk.saving.get(key) is done:
         del desk.saving[key]
+
+
+def _kept(desk: Desk, asked: Generation) -> bool:
+    """It is a turn of a conversation that is stored."""
+    return desk.store is not None and asked.conversation_id is not None
 
 
 async def _history(desk: Desk, asked: Generation) -> list[Document]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ _ANY_STEP = StepComposition(
     number=0, prefill_tokens=16, prefill_pairs=136, prefill_past_tokens=0, chunks=1, last_chunks=1, decode_sequences=1,
     context_tokens=17,
 )  # fmt: skip
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 POOL_BYTES = 1 << 30  # of a torch engine nobody configured
 
 
@@ -86,6 +88,8 @@ def _torch(settings: ServerSettings, clock: WallClock, rulebook: Rulebook | None
     from phasewise.instrumented_engine.torch_import import torch
 
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if not _DEVICE.fullmatch(device):
+        raise InputError("device", device, "is no device of this engine", "give cpu or cuda")
     dtype = settings.dtype or ("float32" if device == "cpu" else "bfloat16")
     asked = settings.model or SMALL[1]
     tokenizer: Tokenizer

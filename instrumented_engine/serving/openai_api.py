@@ -18,6 +18,8 @@ Document = Mapping[str, Any]
 Prompt = str | tuple[int, ...]
 DEFAULT_COMPLETION_TOKENS = 16
 MOST_CHOICES = 128
+MOST_NAME_CHARACTERS = 512
+_MOST_WHOLE = 2**63 - 1
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Fields that change the answer and are not supported, with the values that change nothing.
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -78,7 +80,7 @@ def parse_body(body: bytes, *, chat: bool) -> Generation:
 def parse(document: Document, *, chat: bool) -> Generation:
     """Raises InputError naming the field and what to do."""
     for name, harmless in _UNSUPPORTED.items():
-        if name in document and document[name] not in harmless:
+        if name in document and not any(_same(document[name], value) for value in harmless):
             raise refused(name, f"{_short(document[name])} is not supported by this engine", "leave it out")
     n = _whole(document, "n", 1, least=1, most=MOST_CHOICES)
     best_of = _whole(document, "best_of", n, least=1, most=MOST_CHOICES)
@@ -228,10 +230,12 @@ def _optional_whole(document: Document, name: str, prefix: str = "", least: int 
     value = document.get(name)
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
-        raise refused(
-            f"{prefix}{name}", f"{_short(value)} is not a whole number from {least} on", f"give {least} or more"
-        )
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise refused(f"{prefix}{name}", f"{_short(value)} is not a whole number", "leave it out for the default")
+    if value < least:
+        raise refused(f"{prefix}{name}", f"{_short(value)} is below {least}", f"give {least} or more")
+    if value > _MOST_WHOLE:
+        raise refused(f"{prefix}{name}", f"{_short(value)} is above {_MOST_WHOLE}", "give a smaller number")
     return value
 
 
@@ -242,6 +246,11 @@ def _whole(document: Document, name: str, default: int, *, least: int, most: int
     if value > most:
         raise refused(name, f"{value} is above {most}", f"give {least} to {most}")
     return value
+
+
+def _same(value: object, harmless: object) -> bool:
+    """Equal, and no number for a truth value: `logprobs: 0` asks for something, `logprobs: false` does not."""
+    return value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
 
 
 def _number(document: Document, name: str, default: float, *, least: float, most: float) -> float:
@@ -264,9 +273,11 @@ def _truth(document: Document, name: str, prefix: str = "") -> bool:
 
 def _text(document: Document, name: str, prefix: str = "") -> str | None:
     value = document.get(name)
-    if value is not None and (not isinstance(value, str) or len(value) > 512):
+    if value is not None and not isinstance(value, str):
+        raise refused(f"{prefix}{name}", f"{_short(value)} is not a text", "put it in quotes or leave it out")
+    if value is not None and len(value) > MOST_NAME_CHARACTERS:
         raise refused(
-            f"{prefix}{name}", f"{_short(value)} is not a text of up to 512 characters", "give a shorter text"
+            f"{prefix}{name}", f"{len(value)} characters are too many", f"give up to {MOST_NAME_CHARACTERS} characters"
         )
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,14 +60,25 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         """Raises InputError naming the setting."""
-        if self.time_scale <= 0:
-            raise _refused("time_scale", f"{self.time_scale} is not positive", "1 is real time")
+        if not 0 < self.time_scale < math.inf:
+            raise _refused("time_scale", f"{self.time_scale} is not positive and finite", "1 is real time")
+        for name in ("weight_bits", "kv_bits"):
+            bits = getattr(self, name)
+            if not 1 <= bits <= 32:
+                raise _refused(name, f"{bits} is not within 1 to 32", "16 is BF16, 8 is FP8")
+        if self.max_body_bytes < 1:
+            raise _refused("max_body_bytes", f"{self.max_body_bytes} is below 1", "give bytes")
+        if not self.service_name:
+            raise _refused("service_name", "is empty", "give the deployment a name")
         if self.output_tokens is not None and self.output_tokens < 1:
             raise _refused("output_tokens", f"{self.output_tokens} is below 1", "leave it out for no end of its own")
-        if self.context_delay_s < 0 or self.drain_s < 0:
-            raise _refused("context_delay_s, drain_s", "one of them is negative", "give seconds")
+        for name in ("context_delay_s", "drain_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise _refused(name, f"{getattr(self, name)} is negative or endless", "give seconds")
         if self.context_delay_s and self.context_folder is None:
             raise _refused("context_delay_s", "there is no store to slow down", "give context_folder too")
+        if not all(tool.name for tool in self.tools):
+            raise _refused("tools", "one has no name", "give each a name that requests can ask for")
         names = [tool.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise _refused("tools", f"names are given twice: {', '.join(names)}", "give each its own")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -36,8 +37,10 @@ class Tool:
         """Raises InputError naming the tool."""
         if bool(self.command) == (self.function is not None):
             raise InputError("tools", self.name, "has both or neither of command and function", "give one")
-        if self.timeout_s <= 0:
-            raise InputError("tools", self.name, f"timeout_s {self.timeout_s} is not positive", "give seconds")
+        if not 0 < self.timeout_s < math.inf:
+            raise InputError(
+                "tools", self.name, f"timeout_s {self.timeout_s} is not positive and finite", "give seconds"
+            )
 
 
 @dataclass(frozen=True, slots=True)

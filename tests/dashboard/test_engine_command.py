@@ -54,6 +54,21 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], said: str, capsys: pyt
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("executor", "pair", "says"),
+    [
+        ("simulated", "device=cpu", "device: is for the executor torch, and this one is simulated"),
+        ("torch", "weight_bits=8", "weight_bits: is for the executor simulated, and this one is torch"),
+    ],
+)
+def test_a_setting_that_the_executor_would_not_heed_is_refused(
+    executor: str, pair: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without(monkeypatch)
+    assert cli.main(["engine", "serve", "--executor", executor, "--set", pair]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_a_simulated_run_is_stored_ending_now_and_told_from_live_traffic(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +81,8 @@ def test_a_simulated_run_is_stored_ending_now_and_told_from_live_traffic(
     assert verdict["shares"].get("unexplained", 0) < 0.02
     (facts,) = verdict["recorded"].values()
     assert facts["machine"].startswith("simulated ") and "full_seats" in facts["badge"]
+    assert verdict["roofline"], "the accelerator is known, as it is of a live engine"
+    assert "accelerator" not in json.dumps(verdict["missing"])
     last_15_minutes = asked(capsys, "analyze", "--data", data)
     assert last_15_minutes["requests"] > 0, "it ends now, so that the pages show it without a window"
 

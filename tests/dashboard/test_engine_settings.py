@@ -76,6 +76,14 @@ def test_a_setting_is_read_by_its_declared_type(pair: str, value: object) -> Non
         ('tools=[{"name": "x", "function": "os.system"}]', "tools[0].function: is unknown"),
         ('tools=[{"name": "x"}]', "has both or neither of command and function"),
         ("time_scale=0", "time_scale: 0.0 is not positive"),
+        ("time_scale=NaN", "give a number"),
+        ("batching_window_s=Infinity", "give a number"),
+        ("drain_s=1e999", "give a number"),
+        ('admission={"max_predicted_queue_s": NaN}', "does not fit"),
+        ("weight_bits=0", "weight_bits: 0.0 is not within 1 to 32"),
+        ("max_body_bytes=0", "max_body_bytes: 0 is below 1"),
+        ("service_name=", "service_name: is empty"),
+        ('tools=[{"name": "", "command": ["date"]}]', "one has no name"),
     ],
 )
 def test_a_wrong_setting_is_told_with_its_remedy(pair: str, said: str) -> None:

@@ -121,7 +121,7 @@ def test_computed_twice_at_the_same_time_is_kept_once() -> None:
 def test_without_sharing_nothing_is_found_or_kept() -> None:
     pool = PagedPool(16, P, prefix_sharing=False)
     first = computed(pool, span(0, 8))
-    assert first.cached_tokens is None
+    assert first.cached_tokens == 0
     pool.release(first)
     assert (pool.cached_blocks, pool.queried_tokens, found(pool, span(0, 8))) == (0, 0, 0)
 

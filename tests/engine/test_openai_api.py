@@ -93,6 +93,25 @@ def test_what_changes_nothing_is_let_through(harmless: dict[str, Any]) -> None:
     assert completion(**harmless) == completion()
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"logprobs": 0}, "logprobs: 0 is not supported"),  # of completions: one log probability a token
+        ({"echo": 1}, "echo: 1 is not supported"),
+        ({"seed": 2**63}, "is above 9223372036854775807"),
+        ({"max_tokens": 0}, "max_tokens: 0 is below 1 (give 1 or more)"),
+        ({"max_tokens": "9"}, "max_tokens: '9' is not a whole number"),
+        ({"priority": "high"}, "priority: 'high' is not a whole number (leave it out"),
+        ({"user": 5}, "user: 5 is not a text"),
+        ({"user": "u" * 513}, "513 characters are too many (give up to 512"),
+    ],
+)
+def test_the_refusal_says_what_is_wrong_and_what_helps(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        completion(**asked)
+    assert says in str(refusal.value)
+
+
 def test_calls_to_tools() -> None:
     asked = completion(
         external_tools=[

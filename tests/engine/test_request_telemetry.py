@@ -335,6 +335,8 @@ def test_what_a_receiver_refuses_is_counted() -> None:
         ({}, {}, None),
         ({"endpoint": "http://h:4317"}, {}, "grpc"),
         ({"endpoint": "http://h:4318/v1/traces"}, {}, "http/protobuf"),
+        ({"endpoint": "http://h:9/v1/traces/"}, {}, "http/protobuf"),
+        ({"endpoint": "http://h:4318/"}, {}, "http/protobuf"),
         ({"endpoint": "http://h:4318"}, {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http/protobuf"),
         ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4317"}, "grpc"),
         ({"protocol": "http/protobuf"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, "http/protobuf"),

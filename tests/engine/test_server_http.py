@@ -47,6 +47,29 @@ def test_a_chat_as_a_whole(client: openai.OpenAI) -> None:
     assert answer.model == MODEL
 
 
+def test_the_served_model_is_described_by_its_name(client: openai.OpenAI) -> None:
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="'gpt-9' is not served here") as refused:
+        client.models.retrieve("gpt-9")
+    assert refused.value.code == "model_not_found"
+
+
+def test_an_address_that_is_not_there_is_told_in_openais_shape(running: Engine, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="POST /v1/responses: no such address"):
+        client.responses.create(model=MODEL, input="hi")
+    wrong = running.client.get("/v1/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json()["error"]["message"] == "GET /v1/completions: Method Not Allowed"
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_tokens": 1}])
+def test_a_prompt_that_leaves_no_room_is_blamed_and_not_the_limit(running: Engine, limit: dict[str, int]) -> None:
+    refused = running.post("/v1/completions", {"prompt": "word " * 1200, **limit})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "prompt"
+    assert "leave no room for an answer (shorten it" in refused.json()["error"]["message"]
+
+
 def test_a_stream_brings_the_same_words_one_by_one(client: openai.OpenAI) -> None:
     asked = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 9, "seed": 5}
     whole = client.completions.create(**asked)  # type: ignore[call-overload]
@@ -129,8 +152,8 @@ def test_token_ids_as_a_prompt(running: Engine) -> None:
         ({}, "prompt", "is missing"),
         ({"prompt": "x", "logprobs": 5}, "logprobs", "leave it out"),
         ({"prompt": "x", "max_tokens": 5000}, "max_tokens", "more than 1024"),
-        ({"prompt": "word " * 3000, "max_tokens": 5}, "max_tokens", "shorten the prompt"),
-        ({"prompt": ["x", "word " * 3000], "max_tokens": 5}, "max_tokens", "shorten the prompt"),
+        ({"prompt": "word " * 3000, "max_tokens": 5}, "prompt", "shorten it"),
+        ({"prompt": ["x", "word " * 3000], "max_tokens": 5}, "prompt", "shorten it"),
         ({"prompt": [10**9], "max_tokens": 5}, "prompt", "no token id"),
         ({"prompt": "x", "stop": [1]}, "stop", "stop text"),
         ({"prompt": "x", "external_tools": [{"name": "nobody"}]}, "external_tools", "the server knows"),

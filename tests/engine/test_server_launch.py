@@ -63,6 +63,8 @@ def test_a_random_model_of_a_known_shape() -> None:
         launched(executor="torch", model="random:no-such")
     with pytest.raises(InputError, match="does not exist"):
         launched(executor="torch", model="/no/such/folder")
+    with pytest.raises(InputError, match="device: tpu: is no device"):
+        launched(executor="torch", model="random", device="tpu")
 
 
 def test_each_start_is_an_instance_of_its_own(tmp_path: Path) -> None:

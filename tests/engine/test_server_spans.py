@@ -18,6 +18,7 @@ from phasewise.collector.scan import scan_traces
 from phasewise.instrumented_engine.config import EngineConfig
 from phasewise.instrumented_engine.export import ExportSettings
 from phasewise.instrumented_engine.serving.tools import Tool
+from phasewise.rules.errors import MachineError
 
 pytestmark = pytest.mark.live
 
@@ -209,6 +210,30 @@ def test_a_store_that_breaks_fails_the_context_phase_only(receiver: Received, tm
         spans = tree(receiver)
     assert set(spans) == {"llm_request", "context"}  # a phase that did not begin has no span
     assert set(failed(spans)) == {"llm_request", "context"}
+
+
+def test_a_turn_that_cannot_be_kept_is_logged_and_the_answer_stands(
+    receiver: Received, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise MachineError("no space left")
+
+    body = {"metadata": {"conversation_id": "c"}, "max_tokens": 4, "prompt": "x"}
+    with sending(receiver, context_folder=tmp_path) as running:
+        monkeypatch.setattr(running.server.desk.store, "append", full)
+        for _ in range(2):
+            assert running.post("/v1/completions", body).status_code == 200
+        until(lambda: caplog.text.count("a turn was not kept: no space left") == 2)
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3], ["one", "two"]])
+def test_a_conversation_goes_on_with_one_text(receiver: Received, tmp_path: Path, prompt: list[Any]) -> None:
+    body = {"metadata": {"conversation_id": "c"}, "max_tokens": 4, "prompt": prompt}
+    with sending(receiver, context_folder=tmp_path) as running:
+        refused = running.post("/v1/completions", body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("prompt: a conversation goes on with one text")
+        assert running.post("/v1/completions", {**body, "metadata": {}}).status_code == 200
 
 
 # --- tools -----------------------------------------------------------------------------------------------------------
