@@ -1,14 +1,14 @@
 """Direct effects: every admission, batch and preemption stays as it was, only a resource's time leaves the steps.
 
 A request gains what the steps it was part of lose, from its first to its last one, its own waits after a preemption and the tools
-inside its stream left out. For the wait from its arrival to the end of the step that ran then it gains that share of the step's
-loss. Effects are at least 0, and those of two resources overlap where both could end a step.
+inside its stream left out. For the wait from its arrival (or from the end of a tool inside its stream) to the end of the step that
+ran then it gains that share of the step's loss. Effects are at least 0, and those of two resources overlap where both could end a step.
 
 Others' prompts: in a step in which the request decodes all prompt tokens go, in one that computes its own prompt all but its own
-chunk. A step between its own chunks that gave it nothing counts whole where others' prompts were in it: without them the request
-would have had its tokens. The step that ran at its arrival counts too: until its end the engine does not look at the queue, so that wait has
-no reason of waiting and is not what the engine reports as queue by reason. `compute` is asked of the step without those
-tokens: the compute of others' prompts is interference, and counted once.
+chunk. A step between its own chunks, or its own tokens, that gave it nothing counts whole where others' prompts were in it: without
+them the request would have had its tokens. The step that ran at its arrival counts too: until its end the engine does not look at
+the queue, so that wait has no reason of waiting and is not what the engine reports as queue by reason. `compute` is asked of the step
+without those tokens: the compute of others' prompts is interference, and counted once.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from phasewise.instrumented_engine.truth.parts import (
     PROMPT,
     TOKEN,
     TOKENS,
+    TURN,
     first_token_steps,
     gathered,
     membership,
@@ -38,7 +39,7 @@ from phasewise.instrumented_engine.truth.run import LAW_COLUMNS, PROMPT_COLUMNS,
 # Taken from the step as it was; compute and others' prompts are handled apart.
 STEP_RESOURCES = ("weight_bytes", "kv_bytes", "host", "communication", "cold_start")
 RESOURCES = ("compute", *STEP_RESOURCES, "others_prefill", "context", "external")
-_EVERY = (PROMPT, TOKEN, BETWEEN)
+_EVERY = (PROMPT, TOKEN, BETWEEN, TURN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +69,30 @@ def direct_effects(run: Run) -> Direct:
     prompt: dict[str, Floats] = {}
     token: dict[str, Floats] = {}
 
-    def waited(saved_s: Floats) -> Floats:
-        first = np.full(len(running.row), FIRST, dtype=np.int64)
-        return gathered(run, running.row, first, saved_s[running.step] * running.share)
+    def waited(saved_s: Floats, part: int) -> Floats:
+        use = np.flatnonzero(running.part == part)
+        gained = saved_s[running.step[use]] * running.share[use]
+        return gathered(run, running.row[use], running.part[use], gained)
 
     for resource in STEP_RESOURCES:
         saved = np.clip(seconds - _timed(run, columns, resource, run.noise), 0.0, None)
-        prompt[resource] = summed(run, member, saved, (PROMPT, BETWEEN)) + waited(saved)
-        token[resource] = summed(run, member, saved, (TOKEN,))
+        prompt[resource] = summed(run, member, saved, (PROMPT, BETWEEN)) + waited(saved, FIRST)
+        token[resource] = summed(run, member, saved, (TOKEN, TURN)) + waited(saved, TOKENS)
 
     others, own_compute = _chunk_savings(run, columns, seconds)
     saved = np.clip(seconds - without_prompts, 0.0, None)
-    whole = np.where(columns["prefill_tokens"] > 0, seconds, 0.0)
-    prompt["others_prefill"] = others + summed(run, member, whole, (BETWEEN,)) + waited(saved)
-    token["others_prefill"] = summed(run, member, saved, (TOKEN,))
+    filled = columns["prefill_tokens"] > 0
+    whole = np.where(filled, seconds, 0.0)
+    prompt["others_prefill"] = others + summed(run, member, whole, (BETWEEN,)) + waited(saved, FIRST)
+    token["others_prefill"] = (
+        summed(run, member, saved, (TOKEN,)) + summed(run, member, whole, (TURN,)) + waited(saved, TOKENS)
+    )
     saved = np.clip(without_prompts - _timed(run, alone, "compute", run.noise), 0.0, None)
-    prompt["compute"] = own_compute + waited(saved)
-    token["compute"] = summed(run, member, saved, (TOKEN,))
+    unfilled = np.where(filled, 0.0, saved)  # where prompts were in it, the whole of a step that gave nothing is theirs
+    prompt["compute"] = own_compute + summed(run, member, unfilled, (BETWEEN,)) + waited(saved, FIRST)
+    token["compute"] = (
+        summed(run, member, saved, (TOKEN,)) + summed(run, member, unfilled, (TURN,)) + waited(saved, TOKENS)
+    )
 
     prompt["context"], prompt["external"] = _own_durations(run)
     token["context"] = token["external"] = nothing

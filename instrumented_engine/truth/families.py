@@ -6,8 +6,8 @@ resource has a family in which it often decides, and most families have a second
 | family | drawn so that | often decides | looks like |
 |---|---|---|---|
 | prompt_compute | long prompts, short answers, little load | prefill.compute | a queue, or others' prompts |
-| weight_stream | few sequences decode on a large model | decode.weights | host |
-| context_stream | many questions over long shared documents | decode.kv | weight bytes |
+| weight_stream | few sequences decode on a large model, or a crowd on 4-bit weights | decode.weights, decode.compute | host; each other |
+| context_stream | questions over long shared documents, or long answers | decode.kv, prefill.attention_io | weight bytes; prefill |
 | launch_bound | small model, no graphs, slow host | host | bandwidth: the step is short and nothing computes |
 | split_small | many devices for a model that needs few | communication.node | bandwidth |
 | prompt_interference | chats decode beside long prompts of others | interference | compute |
@@ -20,10 +20,14 @@ resource has a family in which it often decides, and most families have a second
 | rationed | a tight step budget, or tenants, priorities and pools | queue.budget, queue.policy | capacity |
 | mixture | two or three of these at once | any | any |
 
-decode.compute and prefill.attention_io have no family: on these accelerators they come second to bandwidth and to prefill compute in any
-setting that serves (design/roofline.md, finding 1); their closed-form tests are what checks them.
+kv.preempt has no family in which it often decides: who is put back waits until blocks for all its tokens are free again, and that wait
+(kv.wait) is mostly longer than computing them again. Longer prompts make it costlier but rarer, since only answers grow. `kv_pool`
+draws runs of a thousand preemptions in which the class is KV between tokens too; the cause itself is checked in closed form.
+decode.compute needs a large model, few bits a weight and short contexts, else the batch that fills the ridge reads more KV than it
+computes (design/roofline.md, finding 1).
 
-Loads are set against what the drawn deployment itself serves, measured by a short run (`scenario.capacity_per_s`).
+Loads are set against what the drawn deployment itself serves, measured by a short run of at most PILOT_COUNT requests at once
+(`scenario.capacity_per_s`): with more seats than that it serves more, and a load above 1 need not be too much.
 """
 
 from __future__ import annotations

@@ -47,8 +47,11 @@ def full_seats(at: Draw) -> Plan:
 
 def kv_pool(at: Draw) -> Plan:
     """A KV pool smaller than what the seats would fill: a queue, but often one for memory."""
+    kind = at.rng.random()
+    if kind < 0.3:
+        return _outgrown_pool(at)
     machine = deployment(at.rng)
-    if at.rng.random() < 0.5:
+    if kind < 0.65:
         name = "mooncake_conversation"
         specs = prefixed(prefixed_prompts(name, at.folder, at.rng, at.count), 16_384, 400)
     else:
@@ -79,6 +82,31 @@ def kv_pool(at: Draw) -> Plan:
     )
 
 
+def _outgrown_pool(at: Draw) -> Plan:
+    """Answers that outgrow the pool: preemptions, so that the gaps between tokens are a matter of memory too."""
+    specs = at.specs(Source("deepseek_r1", 1_024, 1_600, shortest_output=400))
+    machine = deployment(at.rng, models=("llama-3.1-8b", "llama-3.1-70b"))
+    blocks = int(at.between(16, 48) * mean_tokens(specs)) // BLOCK_TOKENS
+    config = settings_for(
+        machine,
+        specs,
+        max_num_seqs=128,
+        kv_blocks=min(blocks, kv_blocks_for(machine, BLOCK_TOKENS)),
+        prefix_sharing=bool(at.rng.random() < 0.5),
+    )
+    return Plan(
+        deployment=machine,
+        config=config,
+        specs=specs,
+        pattern=at.one(*MILD),
+        load=at.between(0.8, 1.1),
+        notes={
+            "prompts": "deepseek_r1, answers of 400 to 1,600 tokens",
+            "pool": f"{config.kv_blocks} blocks for 128 seats",
+        },
+    )
+
+
 def batch_forming(at: Draw) -> Plan:
     """Static batches, or a window before each batch: often empty seats or the window."""
     name = at.one(*CHAT, "deepseek_r1")
@@ -104,7 +132,7 @@ def batch_forming(at: Draw) -> Plan:
 
 def rationed(at: Draw) -> Plan:
     """A tight step budget, or tenants, priorities and pools: often the budget or the policy, though seats look short."""
-    if at.rng.random() < 0.5:
+    if at.rng.random() < 0.4:
         return _small_budget(at)
     return _favoured(at)
 
@@ -141,14 +169,14 @@ def _favoured(at: Draw) -> Plan:
     )
     machine = deployment(at.rng, least_pool_tokens=200_000)
     seats = at.number(16, 32, 64)
-    rule = at.one("priority", "fair", "pools")
+    rule = at.one("priority", "fair", "pools", "pools")
     config = settings_for(machine, specs, max_num_seqs=seats)
     if rule == "priority":
         config = replace(config, order="priority", preempt_for_priority=bool(at.rng.random() < 0.4))
     elif rule == "fair":
         config = replace(config, order="fair", tenants={"chat": TenantShare(4.0), "batch": TenantShare(1.0)})
     else:
-        share = at.rng.uniform(0.5, 0.8)
+        share = at.rng.uniform(0.55, 0.9)
         pools = (
             PoolShare("interactive", ("interactive",), share, share, share),
             PoolShare("offline", ("offline",), 1 - share, 1 - share, 1 - share),
@@ -159,7 +187,8 @@ def _favoured(at: Draw) -> Plan:
         config=config,
         specs=specs,
         pattern=at.one(*ANY),
-        load=at.between(0.7, 1.2),
+        # A pool too small for its class while the other idles needs no overload; an order decides little where nobody waits.
+        load=at.between(0.45, 0.9) if rule == "pools" else at.between(0.7, 1.2),
         notes={"prompts": name, "rule": rule},
     )
 

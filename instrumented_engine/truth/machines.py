@@ -37,19 +37,20 @@ def deployment(
     devices: Items[int] = (1, 2, 4, 8),
     least_pool_tokens: int = 60_000,
     precision: bool = True,
+    weight_bits: float | None = None,
     **settings: float | bool,
 ) -> Deployment:
     """Draws an accelerator, a model and a precision; takes the fewest of `devices` whose KV pool holds `least_pool_tokens`.
 
-    precision: quantized variants are drawn too. settings: fields of Deployment.
+    precision: quantized variants are drawn too; weight_bits: only those with these. settings: fields of Deployment.
     """
     rules = rulebook()
+    rows = [row for row in _PRECISIONS if weight_bits in (None, row[0])] if precision else [_PRECISIONS[0]]
+    often = np.array([row[4] for row in rows]) / sum(row[4] for row in rows)
     while True:
         gpu = rules.gpus[str(rng.choice(list(accelerators)))]
         model = rules.models[str(rng.choice(list(models)))]
-        weight, kv, activation, dtype, _ = _PRECISIONS[
-            int(rng.choice(len(_PRECISIONS), p=[row[4] for row in _PRECISIONS])) if precision else 0
-        ]
+        weight, kv, activation, dtype, _ = rows[int(rng.choice(len(rows), p=often))]
         if dtype not in gpu.peak_flops:
             weight, kv, activation, dtype, _ = _PRECISIONS[0]
         for count in devices:

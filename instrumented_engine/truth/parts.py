@@ -18,7 +18,7 @@ from phasewise.instrumented_engine.truth.run import Run
 
 FIRST, TOKENS, AFTER = 0, 1, 2  # rows of an effect: until the first token, between tokens, after the last one
 PARTS = 3
-PROMPT, TOKEN, BETWEEN = 0, 1, 2  # kinds of membership
+PROMPT, TOKEN, BETWEEN, TURN = 0, 1, 2, 3  # kinds of membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Membership:
     """Stretches of consecutive steps that requests were part of, one row each.
 
     row: of the request in `Run.served`; first, last: steps, inclusive; part; kind: PROMPT (its prompt, or a recomputation, was
-    computed), TOKEN (it decoded), BETWEEN (it had begun and got nothing, since the tokens of the step went to others).
+    computed), TOKEN (it decoded), and where it had a seat and got nothing, since the tokens of the step went to others: BETWEEN
+    (chunks of its prompt), TURN (it decodes).
     """
 
     row: Ints
@@ -38,11 +39,13 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class RunningStep:
-    """The wait from entering the queue to the end of the step that was running then: step and share of it, by row."""
+    """Waits for the end of a step that was running: step, share of it, and part (FIRST: from entering the queue; TOKENS: from
+    the end of a tool inside the stream), by row; a request may have several."""
 
     row: Ints
     step: Ints
     share: Floats
+    part: Ints
 
 
 def first_token_steps(run: Run) -> Ints:
@@ -54,8 +57,8 @@ def first_token_steps(run: Run) -> Ints:
 def membership(run: Run) -> Membership:
     """All served requests.
 
-    A gap between two stretches is a wait of the request's own after a preemption, a tool inside the stream, or (BETWEEN) a
-    step whose tokens went to others; only the last belongs to the steps it was part of.
+    A gap between two stretches is a wait of the request's own after a preemption, a tool inside the stream, or (BETWEEN, TURN)
+    steps whose tokens went to others; only these belong to the steps it was part of.
     """
     last_prompt = first_token_steps(run)
     losses: dict[int, list[int]] = {}
@@ -67,11 +70,16 @@ def membership(run: Run) -> Membership:
         lost = losses.get(sequence.index, ())
         first_token = int(last_prompt[row])
         before: int | None = None
+        phase_before: int | None = None
         for phase, first, last in sequence.segments:
-            if before is not None and first > before + 1 and not _away(sequence, lost, before, first, starts, ends):
-                _append(rows, row, before + 1, first - 1, first_token, BETWEEN)
+            if before is not None and first > before + 1:
+                begin = _back(sequence, before, first, starts, ends)
+                kept = min((step for step in lost if before < step <= first), default=first) - 1
+                if kept >= begin:
+                    kind = TURN if DECODE in (phase_before, phase) else BETWEEN
+                    _append(rows, row, begin, kept, first_token, kind)
             _append(rows, row, first, last, first_token, TOKEN if phase == DECODE else PROMPT)
-            before = last
+            before, phase_before = last, phase
     table = np.array(rows, dtype=np.int64).reshape(len(rows), 5)
     return Membership(*(np.ascontiguousarray(table[:, column]) for column in range(5)))
 
@@ -84,24 +92,35 @@ def _append(rows: list[tuple[int, int, int, int, int]], row: int, first: int, la
         rows.append((row, max(first, token + 1), last, TOKENS, kind))
 
 
-def _away(sequence: Sequence, lost: Items[int], before: int, after: int, starts: Ints, ends: Ints) -> bool:
-    """Whether between these two steps the request had been preempted, or a tool was at work."""
-    if any(before < step < after for step in lost):
-        return True
+def _back(sequence: Sequence, before: int, after: int, starts: Ints, ends: Ints) -> int:
+    """The first step between these two that the request could have been part of: the next one, or the first after its tools."""
     opened, closed = int(ends[before]), int(starts[after])
-    return any(start >= opened and start < closed for start, _ in sequence.external)
+    back_ns = max((end for start, end in sequence.external if opened <= start < closed), default=None)
+    return before + 1 if back_ns is None else max(before + 1, int(np.searchsorted(starts, back_ns, side="left")))
 
 
 def running_step(run: Run) -> RunningStep:
-    """Served requests that came while a step ran; it decides nothing for them, but its end does."""
-    queued = np.array([one.queued_ns for one in run.served], dtype=np.int64)
-    scheduled = np.array([one.scheduled_ns for one in run.served], dtype=np.int64)
-    step = np.searchsorted(run.steps["start_ns"], queued, side="right") - 1
+    """Served requests that came, or came back from a tool, while a step ran; it decides nothing for them, but its end does.
+
+    Who is there at the very moment a plan is made is looked at by that plan: what it waits from then on has a reason.
+    """
+    rows: list[tuple[int, int, int, int]] = []  # row, since when, until when at most, part
+    for number, one in enumerate(run.served):
+        assert one.queued_ns is not None and one.scheduled_ns is not None
+        rows.append((number, one.queued_ns, one.scheduled_ns, FIRST))
+        first, last = one.first_token_ns, one.last_token_ns
+        if one.external and first is not None and last is not None:
+            rows += [(number, end, last, TOKENS) for start, end in one.external if first <= start < last]
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), 4)
+    row, since, until, part = (np.ascontiguousarray(table[:, column]) for column in range(4))
+    step = np.searchsorted(run.steps["start_ns"], since, side="left") - 1
     known = np.maximum(step, 0)
-    left_ns = np.minimum(run.end_ns[known], scheduled) - queued
-    row = np.flatnonzero((step >= 0) & (left_ns > 0))
-    share = left_ns[row] / np.maximum(run.steps["duration_ns"][known[row]], 1)
-    return RunningStep(row, known[row], share)
+    if not len(run.noise):
+        return RunningStep(row[:0], step[:0], np.zeros(0), part[:0])
+    left_ns = np.minimum(run.end_ns[known], until) - since
+    use = np.flatnonzero((step >= 0) & (left_ns > 0))
+    share = left_ns[use] / np.maximum(run.steps["duration_ns"][known[use]], 1)
+    return RunningStep(row[use], known[use], share, part[use])
 
 
 def summed(run: Run, member: Membership, saved_s: Floats, kinds: Items[int]) -> Floats:

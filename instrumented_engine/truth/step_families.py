@@ -37,7 +37,10 @@ def prompt_compute(at: Draw) -> Plan:
 
 
 def weight_stream(at: Draw) -> Plan:
-    """Few sequences decode on a large model: often its weights, sometimes the host."""
+    """Sequences decode on a large model. Few of them: often its weights, sometimes the host. A crowd of them on weights of 4 bits:
+    often compute, though decoding is known to wait for weights."""
+    if at.rng.random() < 0.4:
+        return _crowd(at)
     name = at.one(*CHAT, "deepseek_r1")
     specs = at.specs(Source(name, 2_048, 400, shortest_output=16))
     machine = deployment(
@@ -54,8 +57,25 @@ def weight_stream(at: Draw) -> Plan:
     )
 
 
+def _crowd(at: Draw) -> Plan:
+    """4-bit weights put the ridge at a quarter of the batch; short prompts and long answers leave few prompts to interfere."""
+    specs = at.specs(Source("deepseek_r1", 256, 700, shortest_output=64))
+    machine = deployment(at.rng, models=("llama-3.1-70b",), least_pool_tokens=200_000, weight_bits=4.25)
+    return Plan(
+        deployment=machine,
+        config=settings_for(machine, specs, max_num_seqs=384),
+        specs=specs,
+        pattern=at.one(*MILD),
+        load=at.between(0.8, 1.8),  # of what 96 at once give
+        notes={"prompts": "deepseek_r1, up to 384 at once"},
+    )
+
+
 def context_stream(at: Draw) -> Plan:
-    """Many questions over long shared documents: often KV bytes, sometimes the wait for tokens or seats."""
+    """Long contexts, of shared documents or of long answers: often KV bytes, in the first token too, where it looks like prefill;
+    sometimes the wait for tokens or seats."""
+    if at.rng.random() < 0.4:
+        return _long_answers(at)
     machine = deployment(at.rng, models=("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b"), least_pool_tokens=200_000)
     documents = np.exp(at.rng.uniform(np.log(6_000), np.log(30_000), 12)).astype(np.int64)
     questions = drawn_lengths(Source("azure_conv", 512, 512, shortest_output=128), at.rng, at.count, at.folder)
@@ -68,6 +88,22 @@ def context_stream(at: Draw) -> Plan:
         pattern=at.one(*MILD),
         load=at.between(0.4, 0.9),
         notes={"prompts": "12 shared documents of 6k to 30k tokens, azure_conv questions"},
+    )
+
+
+def _long_answers(at: Draw) -> Plan:
+    """Contexts that grow by answering: no prompts to speak of, so also the first token waits for others' KV."""
+    specs = at.specs(Source("deepseek_r1", 512, 2_500, shortest_output=300))
+    machine = deployment(
+        at.rng, models=("llama-3.2-1b", "llama-3.1-8b"), least_pool_tokens=200_000, host_step_s=at.between(2e-4, 6e-4)
+    )
+    return Plan(
+        deployment=machine,
+        config=settings_for(machine, specs, max_num_seqs=256),
+        specs=specs,
+        pattern=at.one(*MILD),
+        load=at.between(0.9, 1.7),  # of what 96 at once give
+        notes={"prompts": "deepseek_r1, answers of 300 to 2,500 tokens"},
     )
 
 
@@ -104,7 +140,7 @@ def split_small(at: Draw) -> Plan:
         at.rng,
         models=("llama-3.1-8b", "qwen3-30b-a3b"),
         devices=(at.number(4, 8),),
-        communication_slow_ratio=at.between(1.5, 6),
+        communication_slow_ratio=at.between(2, 8),
         host_step_s=at.between(2e-4, 8e-4),
     )
     config = settings_for(machine, specs)
@@ -113,7 +149,7 @@ def split_small(at: Draw) -> Plan:
         config=config,
         specs=specs,
         pattern=at.one(*MILD),
-        load=at.between(0.1, 0.7),
+        load=at.between(0.05, 0.5),
         notes={"prompts": name},
     )
 
@@ -146,7 +182,7 @@ def slow_context(at: Draw) -> Plan:
     name = at.one("azure_conv", "azure_code", "arxiv")
     specs = at.specs(Source(name, 8_192, 300, shortest_output=8))
     machine = deployment(at.rng)
-    mean_s = at.between(0.05, 2.0)
+    mean_s = at.between(0.15, 4.0)
     specs = with_context(specs, skewed(at.rng, mean_s, at.between(0.2, 0.9), at.count))
     config = settings_for(machine, specs)
     return Plan(

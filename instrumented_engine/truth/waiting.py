@@ -26,6 +26,7 @@ REASON_OF_LIMIT = {"slots": "slot", "budget": "budget", "window": "window", "pol
 EMPTY_SLOTS = "empty_slots"  # static batching only: the same seats, given on as soon as their sequence ends
 ALL = "all"
 BACKLOG_ROUNDS, BACKLOG_MOST = 8, 512  # requests of a backlog: so many for each seat, at most
+_SPARE_RATIO = 0.02  # of the pool: the scheduler keeps 1 % free when somebody enters
 GAIN_RATIO = 0.05  # more requests a second, to say that seats raise throughput
 
 
@@ -50,41 +51,53 @@ class Waiting:
 
 
 def lifted(config: EngineConfig, limit: str, factual: Run) -> EngineConfig:
-    """The settings with one of LIMITS (or EMPTY_SLOTS, or ALL) gone; as large as this run's requests could ever use."""
+    """The settings with one of LIMITS (or EMPTY_SLOTS, or ALL) gone; as large as this run's requests could ever use.
+
+    What pools keep for their classes is policy: lifting another limit leaves it as many seats, tokens and blocks as it was.
+    """
     count = len(factual.arrivals)
     tokens = [spec.prompt_tokens + (spec.stop_after_tokens or spec.max_output_tokens) for spec in factual.arrivals]
     if limit == EMPTY_SLOTS:
         return replace(config, batching="continuous")
     if limit == "slots":
-        share = min((pool.slot_ratio for pool in config.pools), default=1.0)
-        return replace(config, batching="continuous", max_num_seqs=max(config.max_num_seqs, round(count / share) + 1))
+        reserved = sum(share.reserved_slots for share in config.tenants.values())
+        seats = max(config.max_num_seqs, count + reserved + 1)  # one more: a window ends early when all are asked for
+        pools = tuple(replace(p, slot_ratio=_same(p.slot_ratio, config.max_num_seqs, seats)) for p in config.pools)
+        return replace(config, batching="continuous", max_num_seqs=seats, pools=pools)
     if limit == "budget":
-        share = min((pool.budget_ratio for pool in config.pools), default=1.0)
+        budget = max(config.step_token_budget, sum(tokens) + count)
+        pools = tuple(
+            replace(p, budget_ratio=_same(p.budget_ratio, config.step_token_budget, budget)) for p in config.pools
+        )
         return replace(
-            config,
-            step_token_budget=max(config.step_token_budget, round(sum(tokens) / share) + count),
-            prefill_chunk_tokens=None,
-            max_prefill_tokens=None,
+            config, step_token_budget=budget, prefill_chunk_tokens=None, max_prefill_tokens=None, pools=pools
         )
     if limit == "window":
         return replace(config, batching_window_s=0.0)
     if limit == "policy":
         return replace(config, order="fcfs", preempt_for_priority=False, tenants={}, pools=())
     if limit == "kv":
-        share = min((pool.kv_ratio for pool in config.pools), default=1.0)
         each = [-(-total // config.block_tokens) + 1 for total in tokens]
         if config.kv_layout == "contiguous":
             each = [-(-config.max_model_tokens // config.block_tokens)] * count
-        return replace(config, kv_blocks=max(config.kv_blocks, round(sum(each) / share) + 1))
+        blocks = max(config.kv_blocks, round(sum(each) * (1 + _SPARE_RATIO)) + 1)
+        pools = tuple(replace(p, kv_ratio=_same(p.kv_ratio, config.kv_blocks, blocks)) for p in config.pools)
+        return replace(config, kv_blocks=blocks, pools=pools)
     assert limit == ALL, limit
-    for one in LIMITS:  # the policy last: the shares of its pools size what comes before
-        if one != "policy":
-            config = lifted(config, one, factual)
-    return lifted(config, "policy", factual)
+    config = lifted(config, "policy", factual)
+    for one in LIMITS:
+        config = lifted(config, one, factual)
+    return config
+
+
+def _same(ratio: float, of: int, of_more: int) -> float:
+    """The share of more that is as much as `ratio` was of less."""
+    return ratio if of == of_more else int(ratio * of + 1e-9) / of_more
 
 
 def held(config: EngineConfig, factual: Run) -> tuple[str, ...]:
-    """The limits that were ever reached; lifting one of the others cannot change the run."""
+    """The limits that were ever reached; lifting one of the others saves nobody anything. (It changes nothing at all, but that a
+    batching window ends early once those who wait fill the seats: with more seats it would last longer.)"""
     steps = factual.steps
     reached = {reason: bool(steps[f"waiting_{reason}"].any()) for reason in QUEUE_REASONS}
     for one in factual.served:
@@ -115,7 +128,7 @@ def waits_of(one: Run) -> Waits:
         loser = row_of.get(index)
         if loser is None:
             continue
-        again = next((first for _, first, _ in one.served[loser].segments if first > put_back), None)
+        again = next((max(first, put_back) for _, first, last in one.served[loser].segments if last >= put_back), None)
         if again is not None:
             lost_in = FIRST if put_back <= first_token[loser] else TOKENS
             queue[lost_in, loser] += (starts[again] - starts[put_back]) / 1e9
@@ -136,9 +149,13 @@ def waiting_effects(config: EngineConfig, factual: Run, seed: int) -> Waiting:
     static = config.batching == "static"
     if static and "slots" in limits:
         wanted.append(EMPTY_SLOTS)
-    if len(limits) > 1:
-        wanted.append(ALL)
-    reruns = {limit: run(lifted(config, limit, factual), factual.law, factual.arrivals, seed) for limit in wanted}
+
+    def without(limit: str) -> Run:
+        return run(lifted(config, limit, factual), factual.law, factual.arrivals, seed)
+
+    reruns = {limit: without(limit) for limit in wanted}
+    if len(limits) > 1 or any(_still_waits(reruns[limit]) for limit in limits):
+        reruns[ALL] = without(ALL)
     before = waits_of(factual)
     saved = {limit: before.waited_s - _aligned(factual, rerun) for limit, rerun in reruns.items()}
     raises = "slots" in limits and _seats_raise_throughput(config, factual, seed)
@@ -165,6 +182,11 @@ def waiting_effects(config: EngineConfig, factual: Run, seed: int) -> Waiting:
         for limit, seconds in _by_reason(factual, limits, hidden).items():
             add({"slots": slots_cause, "kv": "kv.wait"}.get(limit, f"queue.{limit}"), seconds)
     return Waiting(by_cause, reruns, raises)
+
+
+def _still_waits(rerun: Run) -> bool:
+    """Whether a limit that was never reached before holds somebody, now that another is gone."""
+    return any(any(one.waits_ns) for one in rerun.served)
 
 
 def _aligned(factual: Run, rerun: Run, recomputed: bool = False) -> Floats:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from truth_laws import spec
 
@@ -44,6 +46,38 @@ def test_steps_timed_again_take_what_they_took() -> None:
 def test_one_sequence_on_a_large_model_reads_weights() -> None:
     found = truth(apart(5, 32, 60, 60), "mi300x", "llama-3.1-70b")
     assert answer(found, "tpot") == ("bandwidth", "decode.weights", True)
+    # 80 layers of 855.6 M weights and the head of 128,256 x 8,192, two bytes each, at 5.3 TB/s: 26.2 ms a token on the data sheet.
+    sheet_s = 2 * (80 * 855_638_016 + 128_256 * 8_192) / 5.3e12
+    saved_s = found.direct.token["weight_bytes"].sum(axis=0) / 59
+    assert ((0.8 * sheet_s < saved_s) & (saved_s < 1.6 * sheet_s)).all()  # what is left is the compute that hid beneath
+
+
+def test_a_short_question_to_a_cached_document_reads_kv() -> None:
+    """The document of 120,000 tokens was computed by the first request; the others add eight tokens to it."""
+    cached, new = 120_000, 8
+    hashes = tuple(range(cached // 16))
+    specs = [replace(one, block_hashes=hashes) for one in apart(6, cached + new, 1, 60)]
+    rules = rulebook()
+    machine = Deployment(gpu=rules.gpus["l40s"], model=rules.models["llama-3.2-1b"])
+    config = EngineConfig(kv_blocks=20_000, step_token_budget=200_000, max_model_tokens=200_000)
+    found = truth_from(config, TimeLaw(machine), tuple(specs), seed=1)
+    rows = found.rows()
+    assert rows["cause"].to_list() == ["prefill.compute"] + ["prefill.attention_io"] * 5
+    assert rows["class"].to_list() == ["compute"] + ["bandwidth"] * 5
+    # 16 layers, 8 heads of 64, K and V, two bytes: 32,768 a token, at 864 GB/s.
+    sheet_s = (cached + new) * 16 * 8 * 64 * 2 * 2 / 864e9
+    saved_s = found.effects["prefill.attention_io"][0, 1:]
+    assert ((sheet_s < saved_s) & (saved_s < 3.5 * sheet_s)).all()  # a chunk of few rows reads at a third
+
+
+def test_a_first_token_among_long_contexts_waits_for_their_kv() -> None:
+    """What the contract calls KV bytes in prefill: those of the step, whoever's they are. A small prompt looks like the culprit."""
+    decoding = [spec(k, 0, 12_000, 3_000) for k in range(40)]
+    short = [spec(40 + k, 6 + 0.1 * k, 8, 2) for k in range(10)]
+    found = truth([*decoding, *short], "h200-sxm", "llama-3.2-1b", budget=10**6, host_step_s=1e-4)
+    first_s = {cause: values[0, 40:].sum() for cause, values in found.effects.items()}
+    assert max(first_s, key=lambda cause: first_s[cause]) == "prefill.attention_io"
+    assert first_s["prefill.attention_io"] > 0.5 * float(found.rows()["ttft_s"].to_numpy()[40:].sum())
 
 
 def test_many_long_contexts_read_kv() -> None:

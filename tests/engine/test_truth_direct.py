@@ -96,14 +96,14 @@ def test_a_step_between_own_chunks_counts_whole_as_others_prompts() -> None:
     specs = (spec(0, 0, prompt=100, output=1), spec(1, 0, prompt=80, output=1))
     for index, (segments, first_token) in enumerate([([[1, 0, 0], [1, 2, 2]], 30), ([[1, 1, 1]], 20)]):
         one = Sequence(specs[index], index)
-        one.queued_ns, one.scheduled_ns = START_NS, START_NS + 10 * MS * index
+        one.queued_ns, one.scheduled_ns = START_NS + 6 * MS * index, START_NS + 10 * MS * index
         one.segments, one.output_tokens = segments, 1
         one.first_token_ns = one.last_token_ns = one.finished_ns = START_NS + first_token * MS
         recording.finished.append(one)
     effects = direct_effects(recorded(specs, recording, PartsLaw(host_s=0.01)))
-    # The second was queued when step 0 began and waited for all of it.
-    assert effects.of("others_prefill")[FIRST] == pytest.approx([0.01, 0.01])
-    assert effects.of("host")[FIRST] == pytest.approx([0.03, 0.02])
+    # The second was queued after six of step 0's ten milliseconds and waited for the rest of it.
+    assert effects.of("others_prefill")[FIRST] == pytest.approx([0.01, 0.004])
+    assert effects.of("host")[FIRST] == pytest.approx([0.03, 0.014])
     # The same gap after a preemption is a wait of its own, not part of the steps it was in.
     effects = direct_effects(recorded(specs, recording, PartsLaw(host_s=0.01), preempted=[(1, 0)]))
     assert effects.of("others_prefill")[FIRST, 0] == 0
@@ -118,6 +118,44 @@ def test_context_and_tools_are_as_long_as_they_were_and_lie_where_they_were() ->
     external = effects.of("external")
     assert [external[part, 0] for part in (FIRST, TOKENS, AFTER)] == pytest.approx([0.1, 0.2, 0.3])
     assert effects.of("weight_bytes").sum() == pytest.approx(0.05)  # the pause for the tool is no step of its own
+
+
+def test_the_wait_for_the_running_step_after_a_tool_gains_its_share_too() -> None:
+    """The tool of the first ends while the second one's prompt is computed, 10 + 40 ms and nothing else: it waits the last 30."""
+    law = PartsLaw(weights_s=0.01, token_s=1e-4)
+    tool = ToolCall(1, 95 * MS)
+    one = ran(law, spec(0, 0, prompt=50, output=3, tools=(tool,)), spec(1, 0.06, prompt=400, output=1))
+    # Step 0 ends at 15 ms, the tool at 110; step 1 runs from 60 to 110.
+    effects = direct_effects(one)
+    assert effects.token["others_prefill"][TOKENS, 0] == 0  # it comes back in the very moment the step ends
+    one = ran(law, spec(0, 0, prompt=50, output=3, tools=(tool,)), spec(1, 0.09, prompt=400, output=1))
+    effects = direct_effects(one)
+    assert effects.token["others_prefill"][TOKENS, 0] == pytest.approx(0.6 * 0.05)
+    assert effects.token["weight_bytes"][TOKENS, 0] == pytest.approx(0.6 * 0.01 + 2 * 0.01)
+
+
+def test_who_comes_in_the_moment_of_a_plan_waits_for_no_running_step() -> None:
+    """Two at once and one seat: what the second waits is for the seat, from the first moment on."""
+    config = EngineConfig(kv_blocks=10_000, max_num_seqs=1, max_model_tokens=10_000)
+    one = ran(PartsLaw(token_s=1e-4), spec(0, 0, prompt=300, output=2), spec(1, 0, prompt=100, output=1), config=config)
+    assert not direct_effects(one).of("others_prefill").any()
+
+
+def test_a_turn_that_does_not_come_is_part_of_the_decode() -> None:
+    """A budget of two, and three that decode since the first is back from its tool: each sits out now and then."""
+    config = EngineConfig(kv_blocks=10_000, step_token_budget=2, max_model_tokens=10_000, prefix_sharing=False)
+    tool_s = 0.0345
+    first = spec(0, 0, prompt=1, output=9, tools=(ToolCall(1, round(tool_s * 1e9)),))
+    one = ran(PartsLaw(host_s=0.01), first, *(spec(k, 0, prompt=1, output=12) for k in (1, 2)), config=config)
+    effects = direct_effects(one)
+    sat_out_s = 0.0
+    for row, sequence in enumerate(one.served):
+        assert sequence.first_token_ns is not None and sequence.last_token_ns is not None
+        between_s = (sequence.last_token_ns - sequence.first_token_ns) / 1e9 - (0.0 if row else tool_s)
+        assert effects.token["host"][TOKENS, row] == pytest.approx(between_s)
+        assert effects.prompt["host"][TOKENS, row] == 0
+        sat_out_s += between_s - 0.01 * (sequence.output_tokens - 1)
+    assert sat_out_s > 0.05
 
 
 @given(

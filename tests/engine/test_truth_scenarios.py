@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence as Items
 
 import numpy as np
@@ -144,6 +147,41 @@ def test_every_family_draws_runs_and_is_labelled(family: str, workloads: str | N
     for window in truth.windows.values():
         assert window.cls is not None and window.cause is not None
         assert 0 <= window.margin_ratio <= 1
+
+
+_DIGEST = """
+import hashlib, sys
+from pathlib import Path
+from phasewise.instrumented_engine.truth.families import draw_from
+from phasewise.instrumented_engine.truth.truth import truth_of
+folder = Path(sys.argv[1]) if sys.argv[1] else None
+told = hashlib.sha256()
+for family in sys.argv[2].split(","):
+    scenario = draw_from(family, 5, 60, folder)
+    truth = truth_of(scenario)
+    told.update(repr((scenario.arrivals, sorted(scenario.notes.items()))).encode())
+    told.update(repr([(name, label.cls, label.cause, label.margin_ratio, label.by_cause) for name, label in truth.windows.items()]).encode())
+    told.update(repr(truth.rows().to_dicts()).encode())
+    told.update(repr(truth.levers).encode())
+print(told.hexdigest())
+"""
+
+
+@pytest.mark.parametrize("workloads", [None, "traces"])
+def test_the_same_seed_gives_the_same_labels_in_any_process(workloads: str | None) -> None:
+    """To the last digit, whatever the order of sets is there, and in whatever order families were drawn before."""
+    folder = "" if workloads is None else str(shared_path("workloads"))
+    families = ["kv_pool", "rationed", "mixture", "context_stream"]
+    told = set()
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-c", _DIGEST, folder, ",".join(families)]
+        told.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(told) == 1
+    draw_from("mixture", 5, 60, None)
+    one, other = (truth_of(draw_from("kv_pool", 5, 60, None)) for _ in range(2))
+    assert one.windows.keys() == other.windows.keys()
+    assert one.rows().equals(other.rows())
 
 
 def test_a_family_that_is_not_there_is_named() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from truth_laws import PartsLaw, spec
 
-from phasewise.instrumented_engine.config import EngineConfig
+from phasewise.instrumented_engine.config import EngineConfig, PoolShare
 from phasewise.instrumented_engine.sequence import RequestSpec
 from phasewise.instrumented_engine.truth.parts import FIRST, TOKENS
 from phasewise.instrumented_engine.truth.run import run
@@ -116,6 +117,51 @@ def test_what_is_lost_to_preemption_and_computed_again_is_preemption() -> None:
     ended = [((one.finished_ns or 0) - one.spec.arrival_ns) / 1e9 for one in truth.run.served]
     lost_s = effect(truth, "kv.wait", TOKENS)[1] + again[1]
     assert ended[1] - 100 * STEP_S == pytest.approx(lost_s, abs=STEP_S + 1e-6)
+
+
+def test_a_long_prompt_computed_again_after_a_short_wait_is_preemption() -> None:
+    """Two prompts of 62 tokens in a pool of 9 blocks: in step 3 both need their fifth block and one is left. The second is put back,
+    waits for the three steps the first still needs, and computes its 62 + 3 tokens again at 10 ms each."""
+    specs = (spec(0, 0, prompt=62, output=6), spec(1, 0, prompt=62, output=8))
+    truth = truth_from(config(kv_blocks=9, prefix_sharing=False), PER_TOKEN, specs, seed=0)
+    assert truth.run.preempted == ((3, 1),)
+    assert effect(truth, "kv.wait", TOKENS) == pytest.approx([0, 3 * STEP_S], abs=1e-6)
+    assert effect(truth, "kv.preempt", TOKENS) == pytest.approx([0, 65 * STEP_S], abs=1e-6)
+    window = truth.windows["tpot"]
+    assert (window.cls, window.cause, window.dominant) == ("kv", "kv.preempt", True)
+
+
+def test_a_limit_that_hides_behind_the_only_one_reached_is_found() -> None:
+    """One seat for prompts of nearly the whole pool: seats are all that was ever short, but with more of them memory would be."""
+    specs = tuple(spec(k, 0, prompt=59, output=5) for k in range(4))
+    truth = truth_from(config(kv_blocks=7, max_num_seqs=1, prefix_sharing=False), CONSTANT, specs, seed=0)
+    assert set(truth.waiting.reruns) == {"slots", "all"}
+    assert effect(truth, "queue.capacity") == pytest.approx([k * 5 * STEP_S for k in range(4)], abs=1e-6)
+    assert "queue.slots" not in truth.effects  # a second one would serve nothing more
+
+
+def test_a_pool_that_is_full_while_seats_of_another_idle_is_policy() -> None:
+    """Two seats, one kept for a class that never comes: the others take turns. Dropping the pools halves the k-th wait, more seats
+    beside the kept ones change nothing."""
+    pools = (PoolShare("here", ("here",), 0.5, 0.5, 0.5), PoolShare("away", ("away",), 0.5, 0.5, 0.5))
+    specs = tuple(replace(spec(k, 0, prompt=1, output=10), request_class="here") for k in range(6))
+    truth = truth_from(config(max_num_seqs=2, pools=pools), CONSTANT, specs, seed=0)
+    service_s = 10 * STEP_S
+    assert waits_of(truth.run).waited_s[FIRST].tolist() == pytest.approx([k * service_s for k in range(6)], abs=1e-6)
+    single = [(k - k // 2) * service_s for k in range(6)]
+    hidden = [k // 2 * service_s for k in range(6)]  # all that is left is a matter of both
+    assert effect(truth, "queue.policy") == pytest.approx(
+        [a + b for a, b in zip(single, hidden, strict=True)], abs=1e-6
+    )
+    assert truth.windows["ttft"].cause == "queue.policy"
+
+
+def test_lifted_memory_leaves_room_for_all_at_once() -> None:
+    """Ten prompts of 10,000 tokens: the scheduler keeps 1 % of any pool free for those who run, a large one has to grow by that too."""
+    specs = tuple(spec(k, 0, prompt=9_990, output=5) for k in range(10))
+    truth = truth_from(config(kv_blocks=700, prefix_sharing=False, max_model_tokens=10_000), CONSTANT, specs, seed=0)
+    assert not waits_of(truth.waiting.reruns["kv"]).waited_s.any()
+    assert effect(truth, "kv.wait") == pytest.approx([k * 5 * STEP_S for k in range(10)], abs=1e-6)
 
 
 def test_empty_seats_of_a_static_batch_are_known_exactly() -> None:
