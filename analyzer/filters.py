@@ -177,3 +177,21 @@ def rows_in(window: Window, filters: Sequence[Filter] = (), *, served: bool = Tr
     ends = (window.to_unix_ns, window.from_unix_ns) if overlap else (window.from_unix_ns, window.to_unix_ns)
     sql = f"{time} AND {chosen.sql}" + (f" AND {SERVED}" if served else "")
     return Condition(sql, (*ends, *chosen.parameters))
+
+
+_SAMPLE_COLUMNS = {"model": '"model"', "engine": '"engine"', "instance": '"replica"'}
+
+
+def sample_conditions(filters: Sequence[Filter]) -> tuple[Condition, tuple[str, ...]]:
+    """The filters that engine figures can answer (model, engine, instance), and the keys of those they cannot."""
+    equal: dict[str, list[str]] = {}
+    left: list[str] = []
+    for filter_ in filters:
+        if filter_.op in ("eq", "in") and filter_.key in _SAMPLE_COLUMNS:
+            equal.setdefault(filter_.key, []).extend(
+                filter_.value.split(",") if filter_.op == "in" else [filter_.value]
+            )
+        else:
+            left.append(filter_.key)
+    sql = " AND ".join(f"list_contains(?, {_SAMPLE_COLUMNS[key]})" for key in equal) or "TRUE"
+    return Condition(sql, tuple(equal.values())), tuple(dict.fromkeys(left))

@@ -2,7 +2,8 @@
 
 Written once as Ibis expressions over the unbound relation ``samples``: the joined rows of `engine_samples`, with ``replica``
 (the name spans know the instance by) and ``bin``. Counters become differences between neighbouring samples; a counter
-that falls was reset, and counts from zero.
+that falls was reset, and counts from zero. An engine that nobody scrapes and that sends its steps is told by those, thinned as
+for a verdict.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import ibis
 import polars as pl
 
-from phasewise.analyzer.filters import Condition
+from phasewise.analyzer.filters import sample_conditions
 from phasewise.analyzer.questions import Bins
+from phasewise.analyzer.step_samples import COUNTERS as STEP_COUNTERS
+from phasewise.analyzer.step_samples import SOURCE as STEPS
+from phasewise.analyzer.step_samples import THINNED_SQL, stretches
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.records import EngineSample, columns
 
@@ -41,7 +45,6 @@ _COUNTERS = (
     "refused",
     "ttft_count",
 )
-_COLUMNS = {"model": '"model"', "engine": '"engine"', "instance": '"replica"'}
 
 
 def _differences(samples: Any) -> Any:
@@ -94,7 +97,7 @@ def totals_sql() -> str:
     """One row: what the counters moved by in the window, and the largest gauges seen."""
     samples = _differences(_samples())
     answer = samples.aggregate(
-        samples_n=samples.count(),
+        samples_n=(samples["source"].fill_null("") != STEPS).sum().fill_null(0),
         replicas_n=samples["replica"].nunique(),
         first_unix_ns=samples["unix_ns"].min(),
         last_unix_ns=samples["unix_ns"].max(),
@@ -107,42 +110,50 @@ def totals_sql() -> str:
     return _sql(answer)
 
 
-def sample_conditions(filters: Sequence[Filter]) -> tuple[Condition, tuple[str, ...]]:
-    """The filters that engine figures can answer (model, engine, instance), and the keys of those they cannot."""
-    equal: dict[str, list[str]] = {}
-    left: list[str] = []
-    for filter_ in filters:
-        if filter_.op in ("eq", "in") and filter_.key in _COLUMNS:
-            equal.setdefault(filter_.key, []).extend(
-                filter_.value.split(",") if filter_.op == "in" else [filter_.value]
-            )
-        else:
-            left.append(filter_.key)
-    sql = " AND ".join(f"list_contains(?, {_COLUMNS[key]})" for key in equal) or "TRUE"
-    return Condition(sql, tuple(equal.values())), tuple(dict.fromkeys(left))
-
-
 def ask_samples(
     store: Reader, sql: str, window: Window, filters: Sequence[Filter] = (), *, grid: Bins | None = None
 ) -> pl.DataFrame:
     """The answer to a question about the samples of a window. Samples that no instance could be told for are left out."""
     origin, width = (grid.origin_unix_ns, grid.width_ns) if grid else (0, 1)
     chosen, _ = sample_conditions(filters)
+    reach = (window.from_unix_ns - _REACH_BACK_NS, window.to_unix_ns)
+    thinned = stretches(store, *reach)
+    stepped = "" if thinned is None else f", {_STEPPED}"
+    both = '"named"' if thinned is None else '(SELECT * FROM "named" UNION ALL BY NAME SELECT * FROM "stepped")'
     statement = (
         'WITH "named" AS NOT MATERIALIZED (SELECT s.*, coalesce(i."joined_to", s."instance") AS "replica" '
         'FROM "engine_samples" s LEFT JOIN (SELECT "instance", "first_seen_unix_ns" AS "first", "last_seen_unix_ns" AS "last", '
         'min("joined_to") AS "joined_to" FROM "instances" WHERE "kind" = \'scrape\' GROUP BY ALL) i '
         'ON i."instance" = s."instance" AND s."unix_ns" BETWEEN i."first" AND i."last" WHERE s."joined" '
-        'AND s."unix_ns" >= ? AND s."unix_ns" < ?), '
-        '"samples" AS NOT MATERIALIZED (SELECT *, ("unix_ns" - ?) // ? AS "bin", "unix_ns" >= ? AS "inside" FROM "named" '
-        f"WHERE {chosen.sql}) SELECT * FROM ({sql})"
+        f'AND s."unix_ns" >= ? AND s."unix_ns" < ?){stepped}, '
+        '"samples" AS NOT MATERIALIZED (SELECT *, ("unix_ns" - ?) // ? AS "bin", "unix_ns" >= ? AS "inside" '
+        f"FROM {both} WHERE {chosen.sql}) SELECT * FROM ({sql})"
     )
     parameters = (
-        window.from_unix_ns - _REACH_BACK_NS,
-        window.to_unix_ns,
+        *reach,
+        *(() if thinned is None else (*reach, *thinned, window.from_unix_ns)),
         origin,
         width,
         window.from_unix_ns,
         *chosen.parameters,
     )
     return store.query(statement, parameters)
+
+
+# Rows like samples, of engines without any: counters run from zero at the first step in sight, and a row before it says so.
+_STEPPED = f"""
+"thin" AS MATERIALIZED (SELECT * FROM ({THINNED_SQL}) WHERE "instance" NOT IN (SELECT "replica" FROM "named")),
+"counted" AS (
+  SELECT * REPLACE ({", ".join(f'sum("{name}") OVER one AS "{name}"' for name in STEP_COUNTERS)}) FROM "thin"
+  WINDOW one AS (PARTITION BY "instance" ORDER BY "unix_ns")
+  UNION ALL BY NAME
+  SELECT "instance", least(min("unix_ns"), ?) - 1 AS "unix_ns", {", ".join(f'0.0 AS "{name}"' for name in STEP_COUNTERS)}
+  FROM "thin" GROUP BY "instance"
+),
+"stepped" AS (
+  SELECT c.*, c."instance" AS "replica", 'phasewise' AS "engine", '{STEPS}' AS "source", TRUE AS "joined", i."model"
+  FROM "counted" c LEFT JOIN (
+    SELECT "instance", min("model") AS "model" FROM "instances" WHERE "kind" = 'spans' GROUP BY "instance"
+  ) i ON i."instance" = c."instance"
+)
+"""

@@ -16,13 +16,16 @@ from phasewise.analyzer.intervals import Floats, Steps, level
 from phasewise.analyzer.queueing import Samples, sampled_reasons, slot_limit
 from phasewise.analyzer.replicas import LIVE_NS, Replica
 from phasewise.analyzer.scene import STALE_NS, Scene
+from phasewise.analyzer.step_samples import SOURCE as STEPS
+
+SILENT_NS = 30 * 10**9  # an engine with work makes steps; one that made none for so long has none
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
     """waiting_s by cause: request-seconds spent waiting in the last minute of data; total_s: of all requests in flight.
 
-    open: running and waiting at the newest sample. from_unix_ns, to_unix_ns: the stretch looked at.
+    open: running and waiting at the newest sample, less those that ended since. from_unix_ns, to_unix_ns: the stretch looked at.
     first_tokens: requests that got their first token in it, None where the engine does not count.
     """
 
@@ -90,20 +93,43 @@ def _of_replica(replica: Replica, scene: Scene) -> InFlight | None:
     weight = _weights(recent.time)
     waiting = np.nan_to_num(recent.waiting)
     running = np.nan_to_num(recent.running)
-    counter = frame["ttft_count"].drop_nulls()
+    counter = replica.counters["ttft_count"].drop_nulls()
+    running_now, waiting_now = _now(replica, scene, whole, end)
+    open_now = round((running_now or 0.0) + (waiting_now or 0.0))
     return InFlight(
-        open=round(float(waiting[-1] + running[-1])),
+        open=open_now,
         waiting_s={cause: float((waiting * weight)[chosen].sum()) for cause, chosen in reasons.items() if chosen.any()},
         total_s=float(((waiting + running) * weight).sum()),
         samples=len(recent),
-        waiting_now=_last(recent.waiting),
-        running_now=_last(recent.running),
-        kv_usage_now_ratio=_last(recent.kv_usage),
+        waiting_now=waiting_now,
+        running_now=running_now,
+        kv_usage_now_ratio=_last(recent.kv_usage) if open_now or not _steps_last(frame, end) else None,
         preempted=float(np.nansum(recent.preempted)),
         first_tokens=float(counter[-1] - counter[0]) if len(counter) > 1 and counter[-1] >= counter[0] else None,
         from_unix_ns=origin + round(float(recent.time[0]) * 1e9),
         to_unix_ns=origin + round(float(recent.time[-1]) * 1e9),
     )
+
+
+def _now(replica: Replica, scene: Scene, samples: Samples, end_unix_ns: int) -> tuple[float | None, float | None]:
+    """Requests running and waiting at the end of the window: those of the newest sample, less the ones whose rows say that they
+    ended since. A step tells who runs during it, not after it: an engine that made none since then runs nobody."""
+    running, waiting = _last(samples.running), _last(samples.waiting)
+    frame = replica.samples
+    newest = frame["unix_ns"].filter(frame["unix_ns"] <= end_unix_ns).max()
+    assert isinstance(newest, int)  # there are samples
+    silent = min(scene.now_unix_ns, scene.window.to_unix_ns) - newest > SILENT_NS
+    if silent and _steps_last(frame, end_unix_ns):
+        return (None if running is None else 0.0), (None if waiting is None else 0.0)
+    ran, waited = scene.ended.get(replica.instance, (0, 0))
+    left = None if running is None else max(running - ran, 0.0)
+    return left, None if waiting is None else max(waiting - waited, 0.0)
+
+
+def _steps_last(frame: pl.DataFrame, until_unix_ns: int) -> bool:
+    """The newest sample up to a moment is a step."""
+    before = frame.filter(frame["unix_ns"] <= until_unix_ns)
+    return len(before) > 0 and before["source"][-1] == STEPS
 
 
 def _running(replica: Replica, scene: Scene, origin_unix_ns: int) -> Steps | None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from phasewise.analyzer.filters import SERVED, conditions
-from phasewise.analyzer.step_samples import of_instances, read_step_samples
+from phasewise.analyzer.step_samples import of_instances, read_step_samples, with_idle_scrapes
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.context import Setting
 from phasewise.collector.joins import peers, sample_ranges
@@ -29,7 +29,8 @@ class Reader(Protocol):
 class Replica:
     """One engine replica in the window: the samples joined to its spans, or a scraped engine without spans.
 
-    members: further span instances that are the same replica (several API servers in front of one engine).
+    members: further span instances that are the same replica (several API servers in front of one engine); scrapes: of an engine
+    that also sends steps, whose samples then are its steps.
     """
 
     instance: str
@@ -38,6 +39,12 @@ class Replica:
     settings: Mapping[str, Setting]
     has_spans: bool
     members: tuple[str, ...] = ()
+    scrapes: pl.DataFrame | None = None
+
+    @property
+    def counters(self) -> pl.DataFrame:
+        """The samples whose counters are the engine's own: steps count no prefix hits, and nobody who was turned away."""
+        return self.samples if self.scrapes is None or self.scrapes.is_empty() else self.scrapes
 
     def own(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows of requests that this replica served."""
@@ -60,16 +67,21 @@ def read_replicas(
     samples = store.query(
         "SELECT * FROM engine_samples WHERE unix_ns >= ? AND unix_ns < ? ORDER BY instance, unix_ns", (low, high)
     )
-    found = _with_spans(served, samples, read_step_samples(store, low, high), instances)
-    taken = {name for replica in found for name in (replica.instance, *replica.members)}
-    scraped, alone = _without_spans(samples, instances, taken, _narrowed(store, filters))
+    stepped = read_step_samples(store, low, high)
+    narrowed = _narrowed(store, filters)
+    found = _with_spans(served, samples, stepped, instances)
+    found += _only_steps(samples, stepped, instances, _names(found), narrowed, window)
+    scraped, alone = _without_spans(samples, instances, _names(found), narrowed)
     return (*found, *scraped), alone
+
+
+def _names(replicas: Sequence[Replica]) -> set[str]:
+    return {name for replica in replicas for name in (replica.instance, *replica.members)}
 
 
 def _with_spans(
     served: pl.DataFrame, samples: pl.DataFrame, stepped: pl.DataFrame, instances: list[dict[str, Any]]
 ) -> list[Replica]:
-    """An engine that sends steps needs no scrapes: its steps say the same, at every step."""
     found: list[Replica] = []
     seen: set[str] = set()
     for name in served["instance"].drop_nulls().unique().sort().to_list():
@@ -77,21 +89,56 @@ def _with_spans(
             continue
         members = peers(instances, name)
         seen |= set(members)
-        ranges = sample_ranges(instances, name)
-        chosen = pl.col("instance").is_in(members)
-        for one in ranges:
-            chosen |= (pl.col("instance") == one.scrape) & pl.col("unix_ns").is_between(
-                one.from_unix_ns, one.to_unix_ns
-            )
-        own = of_instances(stepped, members)
-        if own.is_empty():
-            own = samples.filter(chosen & pl.col("joined").fill_null(True))
-        told = [row for row in instances if row["instance"] in members or row["joined_to"] in members]
-        settings = {key: one for row in told for key, one in read_settings(row["settings"]).items()}
         engine = served.filter(pl.col("instance").is_in(members))["engine"].drop_nulls()
-        others = tuple(member for member in members if member != name)
-        found.append(Replica(name, engine[0] if len(engine) else None, own, settings, True, others))
+        found.append(
+            _replica(name, engine[0] if len(engine) else None, members, samples, stepped, instances, has_spans=True)
+        )
     return found
+
+
+def _only_steps(
+    samples: pl.DataFrame,
+    stepped: pl.DataFrame,
+    instances: list[dict[str, Any]],
+    taken: set[str],
+    narrowed: set[str] | None,
+    window: Window,
+) -> list[Replica]:
+    """Engines whose steps lie in the window and whose requests do not, yet: all of them are still open, or were cut off."""
+    inside = stepped.filter(pl.col("unix_ns").is_between(window.from_unix_ns, window.to_unix_ns, closed="left"))
+    found: list[Replica] = []
+    for name in inside["instance"].unique().sort().to_list():
+        members = peers(instances, name)
+        if taken & {name, *members} or (narrowed is not None and not narrowed & {name, *members}):
+            continue
+        taken = taken | {name, *members}
+        found.append(_replica(name, "phasewise", members, samples, stepped, instances, has_spans=False))
+    return found
+
+
+def _replica(
+    name: str,
+    engine: str | None,
+    members: Sequence[str],
+    samples: pl.DataFrame,
+    stepped: pl.DataFrame,
+    instances: list[dict[str, Any]],
+    *,
+    has_spans: bool,
+) -> Replica:
+    """Where an engine sends steps, they are its samples: they say the same as scrapes, at every step. What scrapes say after the
+    last of them is kept: an engine without work makes no steps."""
+    chosen = pl.col("instance").is_in(list(members))
+    for one in sample_ranges(instances, name):
+        chosen |= (pl.col("instance") == one.scrape) & pl.col("unix_ns").is_between(one.from_unix_ns, one.to_unix_ns)
+    scraped = samples.filter(chosen & pl.col("joined").fill_null(True))
+    steps = of_instances(stepped, members)
+    told = [row for row in instances if row["instance"] in members or row["joined_to"] in members]
+    settings = {key: setting for row in told for key, setting in read_settings(row["settings"]).items()}
+    others = tuple(member for member in members if member != name)
+    if steps.is_empty():
+        return Replica(name, engine, scraped, settings, has_spans, others)
+    return Replica(name, engine, with_idle_scrapes(steps, scraped), settings, has_spans, others, scraped)
 
 
 def _without_spans(

@@ -30,7 +30,7 @@ from phasewise.analyzer.scene import Scene, read_scene
 from phasewise.analyzer.signals import merged_settings, window_signals
 from phasewise.analyzer.statistics import floats, rounded, summary
 from phasewise.analyzer.window import Filter, Objective, Window
-from phasewise.analyzer.wording import headline
+from phasewise.analyzer.wording import counted, headline
 from phasewise.collector.context import Setting
 from phasewise.rules.load import Rulebook
 from phasewise.rules.vocabulary import CAUSES
@@ -350,18 +350,21 @@ def _slower_than_before(scene: Scene, finding: Finding) -> list[tuple[str, float
 def _notes(scene: Scene, finding: Finding, flight: InFlight) -> list[str]:
     notes = [finding.reason]
     if waiting := _unattributed(scene):
-        notes.append(f"{waiting} requests are not attributed yet; the verdict rests on the others")
+        notes.append(
+            f"{counted(waiting, 'request')} {'is' if waiting == 1 else 'are'} not attributed yet; the verdict rests on the others"
+        )
     notes += [
         f"{name} is {now / before:.1f} times that of the same shapes before ({before:.3g} s)"
         for name, now, before in _slower_than_before(scene, finding)
     ]
     if flight.open:
-        notes.append(f"{flight.open} requests still open: their spans come when they end")
+        come = "its spans come when it ends" if flight.open == 1 else "their spans come when they end"
+        notes.append(f"{counted(flight.open, 'request')} still open: {come}")
     if scene.unjoined:
         notes.append("scrapes without a known instance were left out: " + ", ".join(scene.unjoined))
     clamped = int(scene.requests["clamped"].fill_null(False).sum()) if len(scene.requests) else 0
     if clamped:
-        notes.append(f"{clamped} requests whose phases exceed their end-to-end time within tolerance were cut")
+        notes.append(f"cut where phases exceed the end-to-end time within tolerance: {counted(clamped, 'request')}")
     if finding.cause in ("decode.weights", "decode.kv", "decode.compute"):
         notes.append("the roofline locates what bounds decoding; it does not predict each kernel")
     return notes

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from phasewise.analyzer.filters import rows_in
-from phasewise.analyzer.replicas import Reader, Replica, read_replicas
+from phasewise.analyzer.filters import rows_in, sample_conditions
+from phasewise.analyzer.replicas import LIVE_NS, Reader, Replica, read_replicas
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
@@ -34,7 +34,8 @@ _SELECT = f"SELECT {', '.join(ROW_COLUMNS)} FROM requests"
 @dataclass(frozen=True, slots=True)
 class Scene:
     """requests: served calls; refused, aborted: counts; before: served calls of the baseline window; unjoined: scraped
-    instances that nothing tells whose they are."""
+    instances that nothing tells whose they are; ended: by replica, how many (running, waiting) of its newest sample had ended
+    before the window did."""
 
     window: Window
     requests: pl.DataFrame
@@ -48,6 +49,7 @@ class Scene:
     unjoined: tuple[str, ...] = ()
     unmapped_spans: int = 0
     facts: Mapping[str, object] = field(default_factory=dict)
+    ended: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_unix_ns: int) -> Scene:
@@ -56,7 +58,9 @@ def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_uni
     rows = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters)
     served = rows.filter(~pl.col("outcome").fill_null("ok").is_in(["refused", "aborted"]))
     replicas, unjoined = read_replicas(store, window, filters, served)
-    aborted_counted = int((rows["outcome"] == "aborted").sum()) + _aborted_counters(replicas)
+    newest = _newest(served, replicas, now_unix_ns)
+    # Counters are of the whole engine: they cannot be asked for a tenant's share.
+    countable = replicas if not sample_conditions(filters)[1] else ()
     baseline = _baseline(window, served)
     before = served.clear()
     if baseline is not None:
@@ -65,16 +69,17 @@ def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_uni
     return Scene(
         window=window,
         requests=served.sort("finished_unix_ns", "request_key"),
-        refused=int((rows["outcome"] == "refused").sum()),
-        aborted=aborted_counted,
+        refused=turned_away(rows, countable, "refused", window),
+        aborted=turned_away(rows, countable, "aborted", window),
         replicas=replicas,
         before=before,
         baseline=baseline if len(before) else None,
         now_unix_ns=now_unix_ns,
-        newest_unix_ns=_newest(served, replicas, now_unix_ns),
+        newest_unix_ns=newest,
         unjoined=unjoined,
         unmapped_spans=_unmapped(store),
         facts=_facts(store, served),
+        ended=_ended(store, replicas, window, newest, now_unix_ns),
     )
 
 
@@ -88,14 +93,68 @@ def _baseline(window: Window, served: pl.DataFrame) -> Window | None:
     return Window(max(0, end - min(window.to_unix_ns - end, BASELINE_MAX_NS)), end)
 
 
-def _aborted_counters(replicas: Sequence[Replica]) -> int:
-    total = 0.0
+def turned_away(rows: pl.DataFrame, replicas: Sequence[Replica], outcome: str, window: Window) -> int:
+    """Calls of the window with this outcome (`refused`, `aborted`): those that rows tell of, and what the engines' counters of the
+    same name count beyond them.
+
+    One call may be told by its engine's span, by its client's, and by the counter: it is counted once. Rows of a client, or of an
+    engine whose counters nobody joined to it, are taken for calls that only a counter tells of.
+    """
+    told = rows.filter(pl.col("outcome") == outcome)
+    placed, only_counted = 0, 0
     for replica in replicas:
-        counter = replica.samples["aborted"].drop_nulls()
-        if len(counter) > 1:
-            steps = counter.diff().drop_nulls()
-            total += float(steps.filter(steps > 0).sum())
-    return round(total)
+        if replica.counters[outcome].null_count() == len(replica.counters):
+            continue
+        own = len(replica.own(told))
+        placed += own
+        only_counted += max(0, round(counted_in(replica.counters, outcome, window)) - own)
+    return len(told) + max(0, only_counted - (len(told) - placed))
+
+
+def counted_in(samples: pl.DataFrame, column: str, window: Window) -> float:
+    """How far a counter moved inside the window. A series that first appears between two samples of one process began at zero
+    (labelled series appear with their first event), and so did that of a process which began just before it was first scraped; a
+    counter that falls was reset, and counts from zero."""
+    ordered = samples.sort("unix_ns")
+    value, moment = ordered[column], ordered["unix_ns"]
+    if value.null_count() == len(value):
+        return 0.0
+    value = value.fill_null(strategy="forward").fill_null(0.0)
+    began = ordered["process_start_unix_s"][0]
+    young = began is not None and moment[0] - began * 1e9 <= LIVE_NS and began * 1e9 >= window.from_unix_ns
+    before = value.shift(1, fill_value=0.0 if young else None)
+    moved = pl.select(pl.when(value >= before).then(value - before).otherwise(value)).to_series()
+    inside = moment.is_between(window.from_unix_ns, window.to_unix_ns, closed="left") & before.is_not_null()
+    return float(moved.filter(inside).sum())
+
+
+def _ended(
+    store: Reader, replicas: Sequence[Replica], window: Window, newest_unix_ns: int | None, now_unix_ns: int
+) -> dict[str, tuple[int, int]]:
+    """Requests that a replica's newest sample counts as running or waiting, and whose rows say that they ended since: the last step
+    of an engine still counts those that it finished."""
+    if newest_unix_ns is None:
+        return {}
+    end = min(newest_unix_ns, window.to_unix_ns)
+    at: dict[str, int] = {}
+    for replica in replicas:
+        seen = replica.samples["unix_ns"]
+        last = seen.filter(seen <= end).max()
+        if isinstance(last, int) and last >= end - LIVE_NS:  # older samples say nothing about now
+            at[replica.instance] = last
+    if not at:
+        return {}
+    names = {name: one.instance for one in replicas if one.instance in at for name in (one.instance, *one.members)}
+    until = min(window.to_unix_ns, now_unix_ns + FUTURE_NS)
+    counted = store.query(
+        "SELECT t.replica AS replica, count(*) FILTER (r.scheduled_unix_ns <= t.at) AS running, count(*) AS ended"
+        " FROM requests r JOIN (SELECT unnest(?::VARCHAR[]) AS name, unnest(?::VARCHAR[]) AS replica, unnest(?::BIGINT[]) AS at) t"
+        " ON r.instance = t.name AND r.finished_unix_ns > t.at"
+        " AND coalesce(r.queued_unix_ns, r.arrival_unix_ns) <= t.at"
+        " WHERE r.finished_unix_ns > ? AND r.finished_unix_ns < ? GROUP BY t.replica ORDER BY t.replica",
+        (list(names), list(names.values()), [at[one] for one in names.values()], min(at.values()), until),
+    )
+    return {row["replica"]: (row["running"], row["ended"] - row["running"]) for row in counted.iter_rows(named=True)}
 
 
 def _newest(served: pl.DataFrame, replicas: Sequence[Replica], now_unix_ns: int) -> int | None:

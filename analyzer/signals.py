@@ -190,7 +190,7 @@ def counter_increase(samples: pl.DataFrame, column: str) -> float | None:
 def _prefix(scene: Scene, settings: Mapping[str, Setting]) -> dict[str, Value]:
     found: dict[str, Value] = {"prefix_caching": truth(settings.get("prefix_caching"))}
     pairs = [
-        (counter_increase(r.samples, "prefix_hits_tokens"), counter_increase(r.samples, "prefix_queries_tokens"))
+        (counter_increase(r.counters, "prefix_hits_tokens"), counter_increase(r.counters, "prefix_queries_tokens"))
         for r in scene.replicas
     ]
     asked = sum(q for _, q in pairs if q)
@@ -279,13 +279,13 @@ def _speculation(scene: Scene, settings: Mapping[str, Setting]) -> bool | None:
     stated = settings.get("speculation")
     if stated is not None:
         return str(stated.value).lower() not in ("none", "false", "off", "")
-    drafted = [value for r in scene.replicas if (value := counter_increase(r.samples, "drafted_tokens")) is not None]
+    drafted = [value for r in scene.replicas if (value := counter_increase(r.counters, "drafted_tokens")) is not None]
     return True if any(value > 0 for value in drafted) else None
 
 
 def _acceptance(scene: Scene) -> float | None:
-    drafted = sum(counter_increase(r.samples, "drafted_tokens") or 0.0 for r in scene.replicas)
-    accepted = sum(counter_increase(r.samples, "accepted_tokens") or 0.0 for r in scene.replicas)
+    drafted = sum(counter_increase(r.counters, "drafted_tokens") or 0.0 for r in scene.replicas)
+    accepted = sum(counter_increase(r.counters, "accepted_tokens") or 0.0 for r in scene.replicas)
     return accepted / drafted if drafted > 0 else None
 
 

@@ -10,6 +10,7 @@ batch of equal sequences: is it their number, or their context?). Small sums wit
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +52,8 @@ class Composition:
 class StepModel:
     """A fitted instance. token_terms, context_terms: (knot, seconds per token beyond it); spread_ratio: of what the fit leaves,
     relative, robust; steps: how many it rests on; most_tokens: largest step among them; context_range: from the 5th to the 95th
-    percentile of the context of those that decode."""
+    percentile of the context of those that decode; context_error_s: standard error of what a token of context costs, infinite
+    where the steps do not tell it from their other terms."""
 
     constant_s: float
     prefilling_s: float
@@ -64,6 +66,7 @@ class StepModel:
     steps: int
     most_tokens: float
     context_range: float
+    context_error_s: float
     bounds: Bounds | None
 
     def tokens_s(self, tokens: Floats) -> Floats:
@@ -148,8 +151,25 @@ def fit_steps(made_of: Composition, duration_s: Floats, bounds: Bounds | None) -
         steps=int(kept.sum()),
         most_tokens=float(part.tokens[kept].max()),
         context_range=float(np.subtract(*np.quantile(decoding, (0.95, 0.05)))) if len(decoding) else 0.0,
+        context_error_s=_context_error_s(weighted[kept], names, spread),
         bounds=bounds,
     )
+
+
+def _context_error_s(weighted: Floats, names: list[str], spread: float) -> float:
+    """Standard error of one slope over the context: from what is left of it when all other terms are accounted for."""
+    others = [k for k, name in enumerate(names) if not name.startswith("context>")]
+    own = names.index("context>0")
+    gram = np.einsum("ij,ik->jk", weighted, weighted)
+    square = float(gram[own, own])
+    others = [k for k in others if gram[k, k] > 0]
+    if square <= 0 or len(weighted) <= len(others):
+        return float("inf")
+    scale = np.sqrt(np.diag(gram)[others])
+    among = gram[np.ix_(others, others)] / scale[:, None] / scale[None, :] + 1e-9 * np.eye(len(others))
+    with_own = gram[others, own] / scale
+    left = square - float((with_own * np.linalg.solve(among, with_own)).sum())
+    return spread / math.sqrt(left) if left > 1e-7 * square else float("inf")
 
 
 def _design(part: Composition, knots: tuple[float, ...], bounds: Bounds | None) -> tuple[list[str], Floats]:

@@ -4,7 +4,8 @@ Judged by operator group. Linear layers take the larger of their bytes and their
 would be missed, the other one's time hides behind it. The constant part of the fit is weight bytes as far as the data sheet and
 the achieved bandwidth explain it; above that it is the host, on several devices of a node first their collectives. Where a
 longer context does not make steps longer by what its bytes cost at least, the device waits for the host, and the constant part
-is the host's.
+is the host's: as far as the steps can tell. A few steps of one batch size cannot, and then the data sheet decides: the host gets
+what is above the time the weights take at the best efficiency devices reach.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 
 from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.machine import Machine
-from phasewise.analyzer.step_bounds import kv_token_bytes, weight_bytes
+from phasewise.analyzer.step_bounds import Bounds, kv_token_bytes, weight_bytes
 from phasewise.analyzer.step_fit import Composition, StepModel
 
 # Achieved over data-sheet bandwidth in reading weights: at most this (roofline.md 4.1, "0.8 plus 3 us per kernel"), and not far
 # above what the same device reaches on KV bytes, whose kernels reach a little less.
 WEIGHT_EFFICIENCY = 0.8
 WEIGHTS_OVER_KV = 1.2
+# How far the cost of a token of context lies from that of its bytes is trusted against an error of this, as a share of those bytes.
+TOLD_RATIO = 0.5
 SEEN_SPREADS = 0.5  # a change of a step by so much of its noise would show over many steps
 COMPUTE_EFFICIENCY = 0.75
 LEAST_COMPUTE_EFFICIENCY = 0.5  # what tokens cost up to here may be FLOPs (matrix products reach 51-97 %)
@@ -61,7 +64,7 @@ def split(model: StepModel, built: Machine, made_of: Composition, prompt: Prompt
     busy = made_of.tokens > 0
     linear = model.tokens_s(made_of.tokens)
     constant = model.constant_s + model.routed_s(made_of.tokens)
-    weights = np.minimum(_weights_s(model, built, made_of), constant)
+    weights = np.minimum(_weights_s(model, built, made_of, constant), constant)
     above = constant - weights + model.prefilling_s * made_of.prefilling + model.sequence_s * made_of.sequences
     small, carried, per_token = _carried(model, made_of, linear)
     collectives = np.minimum(above, small)
@@ -83,15 +86,16 @@ def split(model: StepModel, built: Machine, made_of: Composition, prompt: Prompt
     return Split(np.where(busy, parts, 0.0))
 
 
-def _weights_s(model: StepModel, built: Machine, made_of: Composition) -> Floats:
+def _weights_s(model: StepModel, built: Machine, made_of: Composition, constant_s: Floats) -> Floats:
     """Seconds of the constant part that reading the weights explains."""
     bounds, n = model.bounds, len(made_of.tokens)
     top = _top_slope(model)
     if bounds is not None:
-        efficiency = WEIGHT_EFFICIENCY
-        if top > 0:
-            efficiency = min(WEIGHT_EFFICIENCY, WEIGHTS_OVER_KV * bounds.context_s / top)
-        return bounds.weights_s(made_of.tokens) / efficiency * _felt(model, made_of)
+        best = bounds.weights_s(made_of.tokens) / WEIGHT_EFFICIENCY
+        told = _told(model, bounds, np.maximum(constant_s / best, 1.0))
+        surely = max(top - model.context_error_s, 0.0)
+        slower = np.maximum(1.0, told * surely / bounds.context_s * (WEIGHT_EFFICIENCY / WEIGHTS_OVER_KV))
+        return best * slower * (1.0 - told * _hidden(model, bounds, made_of))
     if built.model is not None and model.context_range > 0:
         # An accelerator nobody named: the bandwidth it reaches on KV bytes is measured, or has at least a bound where longer
         # contexts do not show in the steps at all.
@@ -106,12 +110,18 @@ def _top_slope(model: StepModel) -> float:
     return sum(slope for _, slope in model.context_terms)
 
 
-def _felt(model: StepModel, made_of: Composition) -> Floats:
-    """Share of the device's work that the duration shows: what a further token of context costs over what its bytes cost at
-    least. 1 where nothing decodes, and where the context costs more than its bytes."""
-    assert model.bounds is not None
+def _hidden(model: StepModel, bounds: Bounds, made_of: Composition) -> Floats:
+    """Share of the device's work that the duration does not show: what a further token of context does not cost of what its bytes
+    cost at least. 0 where nothing decodes, and where the context costs more than its bytes."""
     slope = model.context_slope_s(made_of.context)
-    return np.where(made_of.context > 0, np.minimum(slope / model.bounds.context_s, 1.0), 1.0)
+    return np.where(made_of.context > 0, 1.0 - np.minimum(slope / bounds.context_s, 1.0), 0.0)
+
+
+def _told(model: StepModel, bounds: Bounds, room: Floats) -> Floats:
+    """How far the steps tell what a token of context costs, from 0 to 1. room: the constant part over the time the weights take at
+    best, at least 1: where the two are equal the device can hardly be waiting, and it takes better evidence to say that it is."""
+    off = model.context_error_s / bounds.context_s / (TOLD_RATIO * room)
+    return np.asarray(1.0 / (1.0 + off * off))
 
 
 def _carried(model: StepModel, made_of: Composition, linear: Floats) -> tuple[Floats, Floats, float]:

@@ -20,7 +20,8 @@ SOURCE = "steps"
 STRETCHES = 2_000  # of a window; a stretch is at least LEAST_NS
 LEAST_NS = 250_000_000
 
-_SQL = """
+# Parameters: from, to (ns), start and width of the stretches.
+THINNED_SQL = """
 SELECT instance, max(start_unix_ns) AS unix_ns,
   arg_max(greatest(coalesce(running, 0), decode_sequences), start_unix_ns)::DOUBLE AS running,
   arg_max(waiting_slot + waiting_kv + waiting_budget + waiting_window + waiting_policy, start_unix_ns)::DOUBLE AS waiting,
@@ -29,9 +30,10 @@ SELECT instance, max(start_unix_ns) AS unix_ns,
   sum(decode_sequences)::DOUBLE AS output_tokens, count(*)::DOUBLE AS steps,
   sum(prefill_tokens + decode_sequences)::DOUBLE AS step_tokens
 FROM engine_steps WHERE start_unix_ns >= ? AND start_unix_ns < ?
-GROUP BY instance, (start_unix_ns - ?) // ? ORDER BY instance, unix_ns
+GROUP BY instance, (start_unix_ns - ?) // ?
 """
-_COUNTERS = ("preemptions", "prompt_tokens", "output_tokens", "steps", "step_tokens")
+COUNTERS = ("preemptions", "prompt_tokens", "output_tokens", "steps", "step_tokens")
+_STATE = ("instance", "unix_ns", "engine", "model", "source", "joined", "running", "waiting", "kv_usage_ratio")
 
 
 def read_step_samples(store: Reader, from_unix_ns: int, to_unix_ns: int) -> pl.DataFrame:
@@ -39,21 +41,34 @@ def read_step_samples(store: Reader, from_unix_ns: int, to_unix_ns: int) -> pl.D
 
     Counters begin at 0 with the first step in sight.
     """
+    grid = stretches(store, from_unix_ns, to_unix_ns)
+    if grid is None:
+        return pl.DataFrame(schema=SAMPLE_SCHEMA)
+    thin = store.query(f"{THINNED_SQL} ORDER BY instance, unix_ns", (from_unix_ns, to_unix_ns, *grid))
+    told = thin.with_columns(pl.col(name).fill_null(0.0).cum_sum().over("instance") for name in COUNTERS).with_columns(
+        pl.lit("phasewise").alias("engine"), pl.lit(SOURCE).alias("source"), pl.lit(True).alias("joined")
+    )
+    missing = [pl.lit(None, dtype=kind).alias(name) for name, kind in SAMPLE_SCHEMA.items() if name not in told.columns]
+    return told.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in SAMPLE_SCHEMA.items())
+
+
+def stretches(store: Reader, from_unix_ns: int, to_unix_ns: int) -> tuple[int, int] | None:
+    """Where the stretches begin that the steps of a time are thinned to, and how long each is, ns; None where there are none."""
     reach = store.query(
         "SELECT min(start_unix_ns) AS first, max(start_unix_ns) AS last FROM engine_steps"
         " WHERE start_unix_ns >= ? AND start_unix_ns < ?",
         (from_unix_ns, to_unix_ns),
     )
     first, last = reach["first"][0], reach["last"][0]
-    if first is None:
-        return pl.DataFrame(schema=SAMPLE_SCHEMA)
-    width = max(LEAST_NS, (last - first) // STRETCHES + 1)
-    thin = store.query(_SQL, (from_unix_ns, to_unix_ns, first, width))
-    told = thin.with_columns(pl.col(name).fill_null(0.0).cum_sum().over("instance") for name in _COUNTERS).with_columns(
-        pl.lit("phasewise").alias("engine"), pl.lit(SOURCE).alias("source"), pl.lit(True).alias("joined")
-    )
-    missing = [pl.lit(None, dtype=kind).alias(name) for name, kind in SAMPLE_SCHEMA.items() if name not in told.columns]
-    return told.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in SAMPLE_SCHEMA.items())
+    return None if first is None else (first, max(LEAST_NS, (last - first) // STRETCHES + 1))
+
+
+def with_idle_scrapes(steps: pl.DataFrame, scraped: pl.DataFrame) -> pl.DataFrame:
+    """Samples from steps, and after the last of them what scrapes of the same engine say; not their counters, which began to count
+    at another time."""
+    later = scraped.filter(pl.col("unix_ns") > steps["unix_ns"].max())
+    bare = [pl.lit(None, dtype=SAMPLE_SCHEMA[name]).alias(name) for name in SAMPLE_SCHEMA if name not in _STATE]
+    return pl.concat([steps, later.with_columns(bare).select(steps.columns).cast(steps.schema)])
 
 
 def of_instances(samples: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:

@@ -156,7 +156,7 @@ def _hourly(
     all other hours together."""
     works = usable & (whole.tokens > 0) & (table.duration > 0)
     if not works.any():
-        idle = StepModel(0.0, 0.0, 0.0, 0.0, 0.0, (), (), 1.0, 0, 0.0, 0.0, bounds)
+        idle = StepModel(0.0, 0.0, 0.0, 0.0, 0.0, (), (), 1.0, 0, 0.0, 0.0, float("inf"), bounds)
         return (idle,), np.zeros(len(table), dtype=np.int64)
     models: list[StepModel] = []
     which = np.full(len(table), -1, dtype=np.int64)

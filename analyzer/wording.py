@@ -40,18 +40,35 @@ PLAIN = {
     "cold_start": "meet an engine that is still warming up",
 }
 
+# Of a healthy deployment: what bounds it, where "requests mostly are ..." would read oddly.
+SPENT = {
+    "kv.preempt": "into computing again what preemptions dropped",
+    "interference": "into steps that others' prompts make longer",
+    "context": "into preparing requests, before the engine starts them",
+    "external": "to tools and other services",
+    "client": "to the client and the way to it",
+    "cold_start": "into steps of an engine that is still warming up",
+}
+
+
+def counted(count: int, noun: str) -> str:
+    """A count of things with its noun: 1 request, 2,000 requests."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
 
 def headline(scene: Scene, finding: Finding, flight: InFlight) -> str:
     """One sentence in plain words."""
     if finding.status == "unknown":
-        strange = f"; {scene.unmapped_spans} spans came that no engine profile knows" if scene.unmapped_spans else ""
+        strangers = counted(scene.unmapped_spans, "span")
+        strange = f"; {strangers} came that no engine profile knows" if scene.unmapped_spans else ""
         return f"Not enough evidence: {finding.reason}{strange}."
     if finding.live:
         cause = PLAIN.get(finding.cause or "", "wait, for a reason the samples do not tell")
         if not flight.open:
             return f"Slow, by engine metrics alone: requests {cause}."
         now = scene.newest_unix_ns is not None and scene.window.to_unix_ns >= scene.now_unix_ns - ENDS_NOW_NS
-        return f"Slow{' now' if now else ''}: of {flight.open} requests in flight, most {cause}."
+        of = f"of {flight.open:,} requests in flight, most" if flight.open > 1 else "requests in flight (1)"
+        return f"Slow{' now' if now else ''}: {of} {cause}."
     if finding.primary == "inconclusive":
         word = "Slow" if finding.status == "slow" else "Healthy"
         return f"{word}, but no single cause stands out: {finding.reason}."
@@ -64,6 +81,9 @@ def headline(scene: Scene, finding: Finding, flight: InFlight) -> str:
     unsure = (finding.cause or "").startswith("decode.") and not named
     caveat = " The accelerator is not named, so time on the host is not ruled out." if unsure else ""
     if finding.status == "healthy":
+        spent = SPENT.get(finding.cause or "")
+        if spent is not None:
+            return f"Healthy: time goes mostly {spent} ({part:.0%} of it{whole}).{caveat}"
         return f"Healthy: requests mostly {what} ({part:.0%} of their time{whole}).{caveat}"
     return f"Slow: affected requests {what} for {part:.0%} of their time{whole}.{caveat}"
 

@@ -63,18 +63,19 @@ class GuardedReader:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How far the data reach. token changes whenever a row or a sample was added or attributed again."""
+    """How far the data reach. token changes whenever a row, a sample or a step was added or a row attributed again."""
 
     token: str
     requests_n: int
     samples_n: int
+    steps_n: int
     newest_received_unix_ns: int | None
     newest_finished_unix_ns: int | None
     newest_sample_unix_ns: int | None
 
     @property
     def empty(self) -> bool:
-        return self.requests_n == 0 and self.samples_n == 0
+        return self.requests_n == 0 and self.samples_n == 0 and self.steps_n == 0
 
 
 @dataclass(slots=True)
@@ -131,10 +132,12 @@ class Answers:
             'SELECT count(*) AS n, max("unix_ns") FILTER ("unix_ns" <= ?) AS newest FROM "engine_samples"',
             (self.clock() + FUTURE_NS,),
         ).row(0, named=True)
+        steps_n = int(probe.query('SELECT count(*) AS n FROM "engine_steps"')["n"][0])
         return Watermark(
-            token=f"{requests['n']}.{requests['revisions']}.{samples['n']}.{samples['newest'] or 0}",
+            token=f"{requests['n']}.{requests['revisions']}.{samples['n']}.{samples['newest'] or 0}.{steps_n}",
             requests_n=requests["n"],
             samples_n=samples["n"],
+            steps_n=steps_n,
             newest_received_unix_ns=requests["received"],
             newest_finished_unix_ns=requests["finished"],
             newest_sample_unix_ns=samples["newest"],

@@ -7,16 +7,17 @@ telemetry are data from strangers: control characters are cut here, Markdown is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from phasewise.dashboard import format as fmt
-from phasewise.dashboard.wording import OBJECTIVES, cause_text, class_title
+from phasewise.dashboard.wording import OBJECTIVES, cause_text, class_title, dataset_kind
 
 Verdict = Mapping[str, Any]
 FEW = 30  # below this many affected requests percentages of them say more than is known
 SHOWN_SHARES = 5
+RUNS_SHOWN = 2  # of more recordings behind the rows, only how many there are
 STRONGEST = 2
 CURRENT_NS = 120 * 10**9  # a window that ended no longer ago ends now
 LETTERS = "ABC"
@@ -118,9 +119,19 @@ def card_of(verdict: Verdict, badge: str | None = None, *, current: bool = True)
 
 
 def _recorded(facts: Mapping[str, Any]) -> str | None:
-    """The badges of the recordings behind the rows."""
+    """The badges of the recordings behind the rows; of more than a few, how many of each kind."""
+    if len(facts) > RUNS_SHOWN:
+        return "; ".join(f"{kind}, {fmt.counted(len(names), 'run')}" for kind, names in by_kind(facts).items())
     badges = [clean(told.get("badge") or f"recorded: {name}") for name, told in facts.items()]
     return "; ".join(badges) or None
+
+
+def by_kind(names: Iterable[object]) -> dict[str, list[str]]:
+    """Data sets by what tells them from live traffic: recorded, simulated."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(dataset_kind(name), []).append(clean(name))
+    return found
 
 
 def _title(status: str, primary: str | None, cause: str | None) -> str:
@@ -145,7 +156,7 @@ def _standing(verdict: Verdict) -> str:
     rows = _about_primary(verdict)
     against = sum(_says(item) == "against" for item in rows)
     if against:
-        return f"contradicted by {against} of {len(rows)} observations; not proven by ablation"
+        return f"contradicted by {against} of {fmt.counted(len(rows), 'observation')}; not proven by ablation"
     return "consistent with the data; not yet proven by ablation"
 
 
@@ -169,12 +180,13 @@ def _affected(verdict: Verdict, current: bool) -> str:
     if verdict.get("requests") is None and not count:
         return ""
     if not count or not of:
-        text = f"{fmt.count(verdict.get('requests') or 0)} requests"
+        text = fmt.counted(verdict.get("requests") or 0, "request")
     elif told.get("over_limit") and told.get("slo"):
         share = f" ({fmt.share(count / of)})" if count >= FEW else ""
-        text = f"{fmt.count(count)} of {fmt.count(of)} requests{share} break {_limit(told['slo'])}"
+        breaks = "breaks" if count == 1 else "break"
+        text = f"{fmt.count(count)} of {fmt.counted(of, 'request')}{share} {breaks} {_limit(told['slo'])}"
     else:
-        text = f"the slowest {fmt.count(count)} of {fmt.count(of)} requests"
+        text = f"the slowest {fmt.count(count)} of {fmt.counted(of, 'request')}" if of != 1 else "the only request"
     if count and told.get("matching") is not None and verdict.get("primary") not in (None, "inconclusive"):
         text += f", {fmt.count(told['matching'])} of them bound by {class_title(verdict['primary'])}"
     for key, word in (("open", open_word(current)), ("refused", "refused"), ("aborted", "aborted")):
@@ -300,7 +312,7 @@ def _provenance(verdict: Verdict) -> str:
     if isinstance(window, Mapping) and window.get("from_unix_ns") and window.get("to_unix_ns"):
         parts.append(f"data {fmt.interval(window['from_unix_ns'], window['to_unix_ns'])} UTC")
     if verdict.get("requests") is not None:
-        parts.append(f"{fmt.count(verdict['requests'])} requests")
+        parts.append(fmt.counted(verdict["requests"], "request"))
     if isinstance(told.get("coverage"), (int, float)):
         parts.append(f"{fmt.percent(told['coverage'])} with phase data")
     baseline = verdict.get("baseline")

@@ -101,7 +101,7 @@ def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
                 "Their time cannot be booked to a cause; it counts as unexplained.",
             )
         )
-    if told["requests"] and not told["engine_samples"]:
+    if told["requests"] and not told["replicas_sampled"]:
         found.append(
             (
                 "No engine metrics in this window",
@@ -111,7 +111,7 @@ def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
     if told["engine_samples_unjoined"]:
         found.append(
             (
-                f"{fmt.count(told['engine_samples_unjoined'])} scrapes belong to no known instance",
+                f"Scrapes of no known instance: {fmt.count(told['engine_samples_unjoined'])}",
                 "They are kept and used by nothing: give the scrape an instance, or the engine's spans a service.instance.id.",
             )
         )

@@ -30,6 +30,11 @@ def count(value: float | None, unknown: str = UNKNOWN) -> str:
     return unknown if value is None else f"{round(value):,}"
 
 
+def counted(value: float | None, noun: str) -> str:
+    """A count with its noun: 1 request, 12,960 requests."""
+    return f"{count(value)} {noun}{'' if value is not None and round(value) == 1 else 's'}"
+
+
 def compact(value: float | None, unknown: str = UNKNOWN) -> str:
     """A large number on a narrow place: 88.1k, 3.2M."""
     if value is None or not math.isfinite(value):

@@ -72,7 +72,7 @@ def _nothing_matches(answers: Answers, view: View, window: Window, everything: i
     left, index = max(counts, key=lambda pair: (pair[0], -pair[1]))
     label = filter_text(view.filters[index])
     return state_card(
-        f"0 of {fmt.count(everything)} requests match",
+        f"0 of {fmt.counted(everything, 'request')} match",
         box("state-text", text("", f"Without {label}, {fmt.count(left)} of them would.")),
         box(
             "state-actions",

@@ -10,7 +10,7 @@ import polars as pl
 
 from phasewise.analyzer import gauges, questions
 from phasewise.analyzer.dimensions import DIMENSIONS, UNKNOWN, Dimension, dimension, metric
-from phasewise.analyzer.filters import Condition
+from phasewise.analyzer.filters import Condition, sample_conditions
 from phasewise.analyzer.listing import count_requests, request_page
 from phasewise.analyzer.window import Window
 from phasewise.dashboard import format as fmt
@@ -98,7 +98,7 @@ def _timeline(answers: Answers, view: View, window: Window) -> dict[str, Any]:
     trend = questions.ask(answers.reader, questions.trend_sql(TREND_METRICS), rows, grid=grid)
     causes = questions.ask(answers.reader, questions.causes_over_time_sql(), rows, grid=grid)
     state = gauges.ask_samples(answers.reader, gauges.state_sql(), window, view.filters, grid=fine)
-    _, unfiltered = gauges.sample_conditions(view.filters)
+    _, unfiltered = sample_conditions(view.filters)
     shown = [cause for cause in CAUSES if causes.height and (causes[cause].sum() or 0) > 0]
     return {
         "window": window_object(window),

@@ -94,7 +94,7 @@ def _stat_rows(
         {
             "label": "Waiting",
             "value": fmt.number(waiting[-1], unknown=fmt.NONE) if waiting else fmt.NONE,
-            "few": None if waiting else "no scrapes",
+            "few": None if waiting else "no engine metrics",
             "line": engine.get("waiting", []),
             "colour": QUEUE,
         },
@@ -154,7 +154,7 @@ def charts(answers: Answers, view: View) -> Any:
                 figures.heatmap(heat, window, limit_s=limit, box=None, select=False),
                 {"type": "time-chart", "name": "heat"},
                 190,
-                f"Heatmap of time to first token of {fmt.count(heat['n'])} requests over time",
+                f"Heatmap of time to first token of {fmt.counted(heat['n'], 'request')} over time",
             )
             if heat["n"]
             else box("nothing", text("", "No request in this window has a known TTFT.")),
@@ -221,12 +221,12 @@ def time_lines(answers: Answers, view: View) -> Any:
             f"requests.{'itl_p95_s' if gap == 'itl' else 'tpot_s'}, engine boundary", note="p50 p95 p99", limits=limits.get(gap, ()),
         ),
         drawn.panel(
-            "Waiting and running", "queue", engine, waiting, "count", "Gauges of the engines' /metrics, summed over replicas",
+            "Waiting and running", "queue", engine, waiting, "count", "Gauges of the engines' /metrics, or what their own steps say, summed over replicas",
             flag=flag, absent=_NO_SCRAPES,
         ),
         drawn.panel(
             "KV cache in use", "kv", engine, in_use, "ratio",
-            "Fullest KV pool of the engines' /metrics; the threshold of 97 % is a default", note=_preempted(gauges), flag=flag,
+            "Fullest KV pool by the engines' /metrics or steps; the threshold of 97 % is a default", note=_preempted(gauges), flag=flag,
             absent=_NO_SCRAPES, top=1.0, limits=(Limit(0.97, "97 %"),),
         ),
     )  # fmt: skip
@@ -288,7 +288,7 @@ def _preempted(engine: Mapping[str, Any]) -> str | None:
     if not values:
         return None
     total = sum(values)
-    return f"{fmt.number(total)} preemptions" if total else "no preemptions"
+    return fmt.counted(total, "preemption") if total else "no preemptions"
 
 
 def _summary(title: str, lines: Sequence[Line], starts: Sequence[int], unit: str) -> str:

@@ -130,7 +130,7 @@ def _flight(flight: Mapping[str, Any], current: bool) -> html.Div:
     return box(
         "in-flight",
         badge("in flight", "live"),
-        text("", f"{fmt.count(flight.get('open'))} requests {open_word(current)}: {', '.join(parts)}."),
+        text("", f"{fmt.counted(flight.get('open'), 'request')} {open_word(current)}: {', '.join(parts)}."),
     )
 
 
@@ -144,7 +144,7 @@ def _evidence(verdict: Verdict) -> html.Section | None:
     more = (
         html.Details(
             [
-                html.Summary(f"{len(rows) - _EVIDENCE_SHOWN} more observations"),
+                html.Summary(fmt.counted(len(rows) - _EVIDENCE_SHOWN, "more observation")),
                 html.Table(html.Tbody(rows[_EVIDENCE_SHOWN:]), className="plain-table evidence"),
             ],
             className="more",
@@ -371,7 +371,8 @@ def _missing(verdict: Verdict) -> html.Section | None:
     if verdict.get("status") == "unknown" or verdict.get("primary") == "inconclusive":
         return _section("Turn on", body)
     return _section(
-        "Missing", html.Details([html.Summary(f"{len(rows)} signals would sharpen this"), body], className="more")
+        "Missing",
+        html.Details([html.Summary(f"{fmt.counted(len(rows), 'signal')} would sharpen this"), body], className="more"),
     )
 
 

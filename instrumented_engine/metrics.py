@@ -117,6 +117,7 @@ class EngineCounters:
         self.gaps.observe(gap_s, times)
 
     def observe_refusal(self, reason: str) -> None:
+        """reason: one of few words (`Refusal.kind`), since each makes a series."""
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def observe_request(

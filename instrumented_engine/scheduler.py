@@ -83,7 +83,7 @@ class Scheduler:
         share = self._shares.of(spec.request_class)
         problem = self._never(sequence, share)
         if problem is not None or share is None:
-            return Refusal(problem or f"no pool serves the class {spec.request_class!r}", 0.0, never=True)
+            return Refusal(problem or f"no pool serves the class {spec.request_class!r}", 0.0, never=True, kind="never")
         account = self._accounts.of(spec.tenant)
         predicted = spec.prompt_tokens + self._admission.predicted_output_tokens(spec.max_output_tokens)
         blocks = float(self.pool.blocks_for(round(predicted)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from phasewise.instrumented_engine.telemetry import QUEUE_REASONS
 
@@ -57,11 +57,12 @@ class RequestSpec:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Why an arrival was not taken (429), and when it is worth trying again. never: it cannot be served by this engine at all
-    (400), however long the client waits; retry_after_s is 0 then."""
+    (400), however long the client waits; retry_after_s is 0 then. kind: which limit it was, one of few words for a label."""
 
     reason: str
     retry_after_s: float
     never: bool = False
+    kind: Literal["queue_full", "queue_time", "kv_use", "never"] = "queue_full"
 
 
 class Sequence:

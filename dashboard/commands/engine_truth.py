@@ -82,7 +82,12 @@ def show(scenario: Scenario, found: Truth) -> None:
     for name, note in scenario.notes.items():
         screen.print(f"  {name}: {note}")
     table = Table(
-        "objective", "bound by", "cause", "lead", "what taking it away would save of the slow tenth's time", box=None
+        "objective",
+        "bound by",
+        "cause",
+        "lead over the next",
+        "what taking it away would save of the slow tenth's time",
+        box=None,
     )
     for metric, label in found.windows.items():
         table.add_row(

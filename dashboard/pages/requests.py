@@ -268,7 +268,7 @@ def histogram(answers: Answers, view: View) -> Any:
             figures.histogram(found, limit),
             {"type": "range-chart", "name": metric.name},
             118,
-            f"Histogram of {metric.title} of {fmt.count(sum(found['n']))} requests",
+            f"Histogram of {metric.title} of {fmt.counted(sum(found['n']), 'request')}",
         ),
         note=f"{metric.title}, slow ones in orange; drag to filter",
         source=f"requests.{metric.column}, {metric.boundary} boundary.",

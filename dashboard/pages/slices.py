@@ -73,7 +73,7 @@ def head(answers: Answers, view: View) -> Any:
                 html.H1("What do the slow ones have in common?", className="page-title"),
                 text(
                     "quiet",
-                    f"{fmt.count(found['n'])} requests in this window. Compared: those {what}, against all others.",
+                    f"{fmt.counted(found['n'], 'request')} in this window. Compared: those {what}, against all others.",
                 ),
             ),
             html.Span(className="grow"),
@@ -101,7 +101,7 @@ def heat(answers: Answers, view: View) -> Any:
             figures.heatmap(found, window, limit_s=limit, box=box_shape, select=True),
             {"type": "select-chart", "name": "slices"},
             318,
-            f"Heatmap of {title} of {fmt.count(found['n'])} requests over time; drag a box to compare it with the rest",
+            f"Heatmap of {title} of {fmt.counted(found['n'], 'request')} over time; drag a box to compare it with the rest",
         ),
         link("Clear the box", view.link(NAME, sel=None), "text-link") if view.box else None,
         note="drag a box around what you want explained",
@@ -135,7 +135,7 @@ def differences(answers: Answers, view: View) -> Any:
             "nothing",
             text(
                 "",
-                f"The box holds {found['selection_n']} requests. Draw a larger one: from {tables.LEAST_ROWS} on they can be compared.",
+                f"The box holds {fmt.counted(found['selection_n'], 'request')}. Draw a larger one: from {tables.LEAST_ROWS} on they can be compared.",
             ),
         )
         return panel("What differs", body, note=note, source=source)
@@ -177,7 +177,10 @@ def differences(answers: Answers, view: View) -> Any:
         text("num", "Explains"),
     )
     hidden = (
-        text("panel-foot", f"{found['hidden']} values with under {tables.LEAST_ROWS} requests are not compared.")
+        text(
+            "panel-foot",
+            f"Not compared, with under {tables.LEAST_ROWS} requests: {fmt.counted(found['hidden'], 'value')}.",
+        )
         if found["hidden"]
         else None
     )

@@ -6,10 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 from dash import Dash, dcc, html
 
 from phasewise.analyzer.listing import find_requests, neighbours
+from phasewise.analyzer.step_samples import read_step_samples
 from phasewise.collector.archive import SpanArchive
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.answers import Answers
@@ -311,15 +313,19 @@ def _raw(answers: Answers, row: Mapping[str, Any]) -> Any:
 
 
 def _engine(answers: Answers, row: Mapping[str, Any]) -> EngineCourse:
-    """The samples of the request's instance from a little before its arrival to a little after its end."""
+    """The samples of the request's instance, or its steps where there are none, from a little before its arrival to a little after
+    its end."""
     if row["instance"] is None:
         return EngineCourse((), (), (), ())
+    around = (row["arrival_unix_ns"] - _AROUND_NS, row["finished_unix_ns"] + _AROUND_NS)
     frame = answers.reader.query(
         'SELECT s."unix_ns", s."running", s."waiting", s."kv_usage_ratio" FROM "engine_samples" s WHERE coalesce(s."joined", TRUE) '
         'AND (s."instance" = ? OR s."instance" IN (SELECT "instance" FROM "instances" WHERE "joined_to" = ?)) '
         'AND s."unix_ns" BETWEEN ? AND ? ORDER BY s."unix_ns"',
-        (row["instance"], row["instance"], row["arrival_unix_ns"] - _AROUND_NS, row["finished_unix_ns"] + _AROUND_NS),
+        (row["instance"], row["instance"], *around),
     )
+    if frame.is_empty():
+        frame = read_step_samples(answers.reader, *around).filter(pl.col("instance") == row["instance"])
     step = max(1, frame.height // _MOST_SAMPLES)
     kept = frame.gather_every(step)
     return EngineCourse(

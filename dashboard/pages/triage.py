@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dash import Dash, dcc, html
@@ -12,7 +12,7 @@ from phasewise.analyzer.window import Window
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard import tables, triage_charts
 from phasewise.dashboard.answers import Answers
-from phasewise.dashboard.cards import clean, ends_now, open_word
+from phasewise.dashboard.cards import RUNS_SHOWN, by_kind, clean, ends_now, open_word
 from phasewise.dashboard.panels import (
     attrs,
     badge,
@@ -36,6 +36,7 @@ NAME = "triage"
 WHERE = ("instance", "input", "output", "route", "tenant", "model")
 _SHOWN_WHERE = 3
 _SHOWN_VALUES = 5
+_LISTED = 20
 
 
 def layout(_: View) -> html.Div:
@@ -83,7 +84,7 @@ def headline(answers: Answers, view: View) -> Any:
     status = str(verdict.get("status"))
     window: Mapping[str, int] = verdict["window"]
     facts = [_window_text(Window(window["from_unix_ns"], window["to_unix_ns"]), answers.now())]
-    facts.append(f"{fmt.count(verdict.get('requests'))} requests")
+    facts.append(fmt.counted(verdict.get("requests"), "request"))
     for key, word in (
         ("open", open_word(ends_now(verdict, answers.now()))),
         ("provisional", "provisional"),
@@ -130,18 +131,27 @@ def _window_text(window: Window, now_unix_ns: int) -> str:
 
 
 def recorded_badges(recorded: object) -> list[Any]:
-    """What tells a recording or a simulation from live traffic: engine, machine and size of each."""
+    """What tells a recording or a simulation from live traffic: engine, machine and size of each; of more than a few, how many."""
     if not isinstance(recorded, Mapping):
         return []
-    found = []
+    found: list[Any] = []
+    if len(recorded) > RUNS_SHOWN:
+        for kind, names in by_kind(recorded).items():
+            found.append(badge(f"{kind}, {fmt.counted(len(names), 'run')}", "recorded", _listed(names)))
+        return found
     for name, facts in recorded.items():
         told = facts if isinstance(facts, Mapping) else {}
         parts = [str(told[key]) for key in ("engine", "machine") if told.get(key)]
         if told.get("requests"):
-            parts.append(f"{told['requests']} requests")
+            parts.append(fmt.counted(told["requests"], "request"))
         found.append(badge(dataset_kind(name), "recorded", clean(str(name))))
         found.append(text("fact", " · ".join([str(told.get("title") or name), *parts])))
     return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _slo_editor(view: View) -> html.Details:

@@ -118,13 +118,16 @@ class Admission:
         """waiting: in all queues. work, blocks: predicted of the newcomer. Where nothing was seen yet, it is taken."""
         if self._max_waiting is not None and waiting >= self._max_waiting:
             rate = self._admissions.per_s(1.0)
-            return Refusal(f"the queue is full: {waiting} requests wait", _retry(1.0 / rate if rate else 1.0))
+            return Refusal(
+                f"the queue is full: {waiting} requests wait", _retry(1.0 / rate if rate else 1.0), kind="queue_full"
+            )
         if self._max_queue_s is not None:
             queue_s = self.predicted_queue_s(share, work_before, work)
             if queue_s is not None and queue_s > self._max_queue_s:
                 return Refusal(
                     f"predicted to wait {queue_s:.1f} s, the limit is {self._max_queue_s:g} s",
                     _retry(queue_s - self._max_queue_s),
+                    kind="queue_time",
                 )
         if self._max_kv_ratio is not None:
             predicted = self._blocks + blocks
@@ -135,6 +138,7 @@ class Admission:
                     f"predicted KV use is {predicted / self._total_blocks:.2f} of the pool, "
                     f"the limit is {self._max_kv_ratio:g}",
                     _retry((predicted - limit) / rate if rate else 1.0),
+                    kind="kv_use",
                 )
         return None
 

@@ -187,7 +187,7 @@ class EngineService:
         else:
             del self._streams[spec.request_id]
         if isinstance(answer, Refusal):
-            self.counters.observe_refusal(answer.reason)
+            self.counters.observe_refusal(answer.kind)
         self._call(lambda: _settle(taken, answer))
 
     def _cancel(self, request_id: str, reason: str, error: str | None) -> None:

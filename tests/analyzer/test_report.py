@@ -206,3 +206,24 @@ def test_the_client_s_own_clock_points_to_the_client() -> None:
         scene(rows, seen(40, running=1.0, waiting=0.0, kv_usage_ratio=0.02)), RULES, parse_slo("client.e2e:3s")
     )
     assert (verdict["status"], verdict["primary"], verdict["cause"]) == ("slow", "external", "client")
+
+
+def test_a_healthy_deployment_bound_by_context_is_told_in_plain_words() -> None:
+    rows = [
+        make_request(
+            at_s=2.0 * i,
+            queue_s=0.0,
+            prefill_s=0.1,
+            first_token_s=0.0,
+            decode_s=0.1,
+            context_s=1.0,
+            e2e_s=1.2,
+            ttft_s=1.1,
+        )
+        for i in range(40)
+    ]
+    verdict = scene_verdict(scene(rows), RULES)
+    assert (verdict["status"], verdict["cause"]) == ("healthy", "context")
+    assert str(verdict["headline"]).startswith(
+        "Healthy: time goes mostly into preparing requests, before the engine starts them (83% of it)."
+    )

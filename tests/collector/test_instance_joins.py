@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 from span_tables import at, span_table
-from writing import Bench, bench, engine_span
+from writing import Bench, bench, engine_span, rulebook
 
 from phasewise.collector.exposition import read_exposition
 from phasewise.collector.joins import ALWAYS, Join, SampleRange, counter_deviation, joins_of, peers, sample_ranges
 from phasewise.collector.lives import Life, with_samples, with_settings
+from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import Instance
 
 SECOND = 10**9
@@ -239,3 +241,11 @@ def test_deviation_of_a_counter_from_its_own_spans_is_small() -> None:
     assert (counter_deviation(restarted, ends) or 0.0) < 0.2
     assert counter_deviation(own[:1], ends) is None
     assert counter_deviation([(0, 0.0), (SECOND, 1.0)], [SECOND]) is None
+
+
+def test_spans_of_the_instrumented_engine_and_scrapes_of_its_vllm_names_are_one_replica() -> None:
+    """Its /metrics carries vLLM's names, so that a scrape takes it for a vLLM."""
+    family = Profiles(rulebook().engines).family
+    own = replace(spans("fd99a978"), engine="phasewise")
+    found = joins_of([own], [scrape("10.0.0.1:8000")], family, lambda *_: None)
+    assert [(one.spans, one.scrape, one.by) for one in found] == [("fd99a978", "10.0.0.1:8000", "only_instance")]

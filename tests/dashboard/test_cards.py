@@ -210,3 +210,18 @@ def test_markdown_has_the_evidence_as_a_table_and_no_narrower_truth() -> None:
 
 def test_a_pipe_gets_no_colour_codes() -> None:
     assert "\x1b" not in drawn(card_of(VERDICT))
+
+
+def test_many_runs_behind_the_rows_are_counted_not_listed() -> None:
+    facts = {"badge": "simulated NVIDIA L4: Llama, scenario kv_pool"}
+    few = {f"simulated-{k}": facts for k in range(2)}
+    assert card_of(VERDICT | {"recorded": few}).badge == "; ".join([facts["badge"]] * 2)
+    many = {f"simulated-{k}": facts for k in range(15)} | {"vllm-overload": {"badge": "recorded 2025: vLLM"}}
+    assert card_of(VERDICT | {"recorded": many}).badge == "simulated, 15 runs; recorded, 1 run"
+
+
+def test_one_request_is_one_request() -> None:
+    told = VERDICT | {"requests": 1, "affected": VERDICT["affected"] | {"count": 1, "of": 1, "matching": 1}, "open": 1}
+    card = card_of(told)
+    assert card.affected.startswith("the only request, 1 of them bound by Queueing; 1 still open")
+    assert "1 request," in card.provenance and "1 requests" not in card.affected + card.provenance

@@ -103,3 +103,8 @@ def test_moments_are_utc() -> None:
     assert fmt.interval(at, at + 60 * 10**9, at) == "Nov 29, 14:00:00 – 14:01:00"
     assert fmt.moment(2**63 - 1, day=True)
     assert [plain(fmt.age(s)) for s in (3.2, 240, 7200, 10**6)] == ["3 s", "4 min", "2 h", "12 d"]
+
+
+def test_one_thing_is_told_in_the_singular() -> None:
+    told = [fmt.counted(value, "request") for value in (0, 1, 2, 12_960, None)]
+    assert told == ["0 requests", "1 request", "2 requests", "12,960 requests", "unknown requests"]

@@ -8,18 +8,18 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from builders import START_UNIX_NS, attributed, make_request, request_table
+from builders import START_UNIX_NS, attributed, make_request, record_table, request_table
 from dash import no_update
 from plotly.utils import PlotlyJSONEncoder
 from span_tables import span_table
 from stocked import Served
 
-from phasewise.collector.records import Run, arrow_schema
+from phasewise.collector.records import EngineStep, Run, arrow_schema
 from phasewise.dashboard import shell
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.app import PAGES
 from phasewise.dashboard.cards import ends_now
-from phasewise.dashboard.pages import requests
+from phasewise.dashboard.pages import requests, trace
 from phasewise.dashboard.pages.triage import recorded_badges
 from phasewise.dashboard.regions import Region, filled
 from phasewise.dashboard.state import View, parse_view
@@ -328,7 +328,7 @@ def test_a_card_shows_what_it_does_not_know() -> None:
         "missing": [{"signal": "kv_usage", "how": "scrape the engine"}], "stage": "measured", "provenance": {},
     }  # fmt: skip
     told = shown(verdict_card(verdict, parse_view("/triage", "")))
-    assert "ceiling unknown" in told and "current value unknown" in told and "1 signals would sharpen this" in told
+    assert "ceiling unknown" in told and "current value unknown" in told and "1 signal would sharpen this" in told
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
@@ -337,3 +337,53 @@ def test_a_page_has_few_components(served: Served, page: ModuleType) -> None:
     at = view(page, served)
     built = [plain(filled(answers(served), at, one, False)[0]) for one in page.REGIONS]
     assert sum(1 for content in built for _ in nodes(content)) < 900
+
+
+def test_many_runs_share_one_badge() -> None:
+    facts = {"engine": "phasewise engine 0.1.0", "machine": "simulated NVIDIA L4"}
+    few = recorded_badges({f"simulated-{k}": facts for k in range(2)})
+    assert shown(few).count("simulated NVIDIA L4") == 2
+    many = recorded_badges({f"simulated-{k}": facts for k in range(15)})
+    assert len(many) == 1 and shown(many) == "simulated, 15 runs"
+    assert "simulated-14" in str(many[0].to_plotly_json())
+
+
+def stepping(served: Served, count: int = 480) -> None:
+    """Steps of one engine, one a second: five run, seven wait, a quarter of the KV pool is in use."""
+    none = {f"waiting_{reason}": 0 for reason in ("kv", "budget", "window", "policy")}
+    ran = [
+        EngineStep(
+            instance="gpu-0", step=k, start_unix_ns=START_UNIX_NS + k * 10**9, duration_s=1.0, prefill_tokens=0,
+            decode_sequences=5, running=5, waiting_slot=7, kv_blocks_used=25, kv_blocks_total=100, preemptions=0, **none,
+        )
+        for k in range(count)
+    ]  # fmt: skip
+    with served.store.write() as transaction:
+        transaction.insert("engine_steps", record_table(EngineStep, ran))
+
+
+def test_an_engine_that_sends_steps_needs_no_scrape_for_its_charts(serve: Callable[..., Served]) -> None:
+    served = serve(filled=False)
+    stepping(served)
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table([attributed(make_request(at_s=i * 10)) for i in range(40)]))
+    page = PAGES[0]
+    told = page_text(served, page, view(page, served))
+    assert "No engine metrics" not in told and "no engine metrics" not in told
+    lines = str([plain(filled(answers(served), view(page, served), one, False)[0]) for one in page.REGIONS])
+    assert "Waiting and running waiting stayed at 7" in lines and "KV cache in use KV in use stayed at 25" in lines
+    assert "no preemptions" in told
+    assert "No engine metrics" not in shown(shell.health_strip(answers(served), view(page, served)))
+
+
+def test_the_trace_of_a_request_shows_its_engine_by_steps(serve: Callable[..., Served]) -> None:
+    served = serve(filled=False)
+    stepping(served)
+    row = attributed(make_request(at_s=100))
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table([row]))
+    course = trace._engine(answers(served), row)
+    assert set(course.running) == {5.0} and set(course.waiting) == {7.0} and set(course.kv_usage_ratio) == {0.25}
+    assert len(course.unix_ns) >= 5
+    other = attributed(make_request(at_s=100, instance="gpu-1"))
+    assert not trace._engine(answers(served), other).unix_ns
