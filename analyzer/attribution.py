@@ -33,7 +33,7 @@ PREFILL_COVERS = frozenset({"P", "P,F", "C,P,F", "C,P"})
 _NUMBERS = (
     "arrival_unix_ns finished_unix_ns queued_unix_ns scheduled_unix_ns first_token_unix_ns e2e_s queue_s context_s prefill_s "
     "first_token_s decode_s external_s combined_s input_tokens cached_tokens output_tokens "
-    "queue_slot_s queue_kv_s queue_budget_s queue_window_s queue_policy_s preemptions"
+    "queue_slot_s queue_kv_s queue_budget_s queue_window_s queue_policy_s queue_upstream_s preemptions"
 ).split()
 _PHASES = ("queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "combined_s")
 _STATED = {
@@ -42,6 +42,7 @@ _STATED = {
     "queue_budget_s": "queue.budget",
     "queue_window_s": "queue.window",
     "queue_policy_s": "queue.policy",
+    "queue_upstream_s": "queue.upstream",
 }
 
 
@@ -298,8 +299,8 @@ def _answer(
     chosen = _largest_cause(booked, order[0])
     e2e = rows["e2e_s"]
     measured = sum(
-        (booked[c] for c in ("queue.slots", "queue.capacity", "queue.budget", "queue.window", "queue.policy", "kv.wait",
-                             "context", "external", "prefill.compute")),
+        (booked[c] for c in ("queue.slots", "queue.capacity", "queue.budget", "queue.window", "queue.policy", "queue.upstream",
+                             "kv.wait", "context", "external", "prefill.compute")),
         start=np.zeros(len(e2e)),
     )  # fmt: skip
     arrival, first, end = rows["arrival_unix_ns"], rows["first_token_unix_ns"], rows["finished_unix_ns"]

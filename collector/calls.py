@@ -56,8 +56,13 @@ def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame)
     rows = with_flag(engine_rows, stale, "wrong_parent")
     rows = with_flag(rows, _skewed(chain, spans), "clock_skew")
     rows = _with_entry(rows, single)
-    rows, superseded = _with_client(profiles, rows, single, clients)
-    rows = pl.concat([rows, _lonely_clients(profiles, clients, chain, engine_chain)])
+    serving = [p for p in profiles.ordered if p.serves]
+    telling = [p for p in profiles.ordered if p.role == "client" and p.alone and not p.serves]
+    rows, superseded = _with_client(telling, rows, single, clients, (*_FROM_CLIENT, "entry_ttft_s"))
+    rows, _ = _with_client(serving, rows, single, clients, _FROM_CLIENT)
+    within = chain.filter((pl.col("role") == "client") | pl.col("profile").is_in([p.id for p in serving]))
+    own = clients.filter(~pl.col("profile").is_in([p.id for p in serving]))
+    rows = pl.concat([rows, _lonely_clients(profiles, own, within, engine_chain)])
     return Calls(*turns_of(rows, spans, chain, single), superseded)
 
 
@@ -115,43 +120,44 @@ def _with_entry(rows: pl.DataFrame, single: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_client(
-    profiles: Profiles, rows: pl.DataFrame, single: pl.DataFrame, clients: pl.DataFrame
+    telling: list[EngineProfile],
+    rows: pl.DataFrame,
+    single: pl.DataFrame,
+    clients: pl.DataFrame,
+    columns: tuple[str, ...],
 ) -> tuple[pl.DataFrame, list[str]]:
-    """What the nearest client span with its own figures says of the call."""
-    telling = [p for p in profiles.ordered if p.role == "client" and p.alone]
+    """Empty `columns` from what spans of the `telling` profiles around the call say of it, the nearest first; and the keys of
+    these spans."""
+    around = single.filter(pl.col("profile").is_in([p.id for p in telling])).select(
+        *NODE, pl.col("span_id").alias("client"), "depth"
+    )
+    if around.is_empty():
+        return rows, []
+    own = clients.join(around, left_on=SPAN, right_on=["trace_id", "client"], how="semi")
+    told = pl.concat([_alone(profile, own.filter(pl.col("profile") == profile.id)) for profile in telling])
+    facts = told.with_columns(pl.col("ttft_s").alias("entry_ttft_s")).select(
+        "trace_id", pl.col("span_id").alias("client"), *(pl.col(name).alias(f"_client:{name}") for name in columns)
+    )
     nearest = (
-        single.filter(pl.col("profile").is_in([p.id for p in telling]))
+        around.join(facts, on=["trace_id", "client"], how="inner")
         .sort("depth")
         .group_by(NODE, maintain_order=True)
-        .agg(pl.col("span_id").first().alias("client"))
+        .agg(pl.col(f"_client:{name}").drop_nulls().first() for name in columns)
     )
-    if nearest.is_empty():
-        return rows, []
-    own = clients.join(nearest, left_on=SPAN, right_on=["trace_id", "client"], how="semi")
-    told = pl.concat([_alone(profile, own.filter(pl.col("profile") == profile.id)) for profile in telling])
-    facts = told.select(
-        "trace_id",
-        pl.col("span_id").alias("client"),
-        *(pl.col(name).alias(f"_client:{name}") for name in _FROM_CLIENT),
-        pl.col("ttft_s").alias("_client:entry_ttft_s"),
-    )
-    joined = rows.join(
-        nearest.join(facts, on=["trace_id", "client"], how="left"),
-        left_on=SPAN,
-        right_on=NODE,
-        how="left",
-        maintain_order="left",
-    )
-    filled = [pl.coalesce(name, f"_client:{name}").alias(name) for name in (*_FROM_CLIENT, "entry_ttft_s")]
+    joined = rows.join(nearest, left_on=SPAN, right_on=NODE, how="left", maintain_order="left")
+    filled = [pl.coalesce(name, f"_client:{name}").alias(name) for name in columns]
     return joined.with_columns(filled).select(rows.columns), told["request_key"].to_list()
 
 
 def _lonely_clients(
-    profiles: Profiles, clients: pl.DataFrame, chain: pl.DataFrame, engine_chain: pl.DataFrame
+    profiles: Profiles, clients: pl.DataFrame, within: pl.DataFrame, engine_chain: pl.DataFrame
 ) -> pl.DataFrame:
-    """Rows of outermost client spans without an engine span below: refused or aborted calls, or requests of their own."""
+    """Rows of outermost client spans without an engine span below: refused or aborted calls, or requests of their own.
+
+    within: ancestors that already stand for what lies below them.
+    """
     alone = clients.join(engine_chain.select(SPAN).unique(), on=SPAN, how="anti")
-    inner = chain.filter(pl.col("role") == "client").select("trace_id", pl.col("node").alias("span_id")).unique()
+    inner = within.select("trace_id", pl.col("node").alias("span_id")).unique()
     alone = alone.join(inner, on=SPAN, how="anti")
     found = []
     for profile in profiles.ordered:
@@ -167,7 +173,7 @@ def _lonely_clients(
             _alone(profile, own).with_columns(
                 pl.when(pl.col("outcome") == "ok").then(pl.lit("ok")).otherwise(failed).alias("outcome"),
                 pl.col("e2e_s").alias("entry_e2e_s"),
-                pl.col("ttft_s").alias("entry_ttft_s"),
+                (pl.lit(None, dtype=pl.Float64) if profile.recorded else pl.col("ttft_s")).alias("entry_ttft_s"),
             )
         )
     return pl.concat(found) if found else empty_requests()

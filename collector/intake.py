@@ -21,13 +21,14 @@ from typing import Literal
 from phasewise.collector.committer import Committer, QueueFull
 from phasewise.collector.journal import JournalFailed, JournalFull, Kind
 from phasewise.collector.limits import IntakeLimits
+from phasewise.collector.log_scan import NOT_KEPT, scan_logs
 from phasewise.collector.metric_scan import scan_metrics
 from phasewise.collector.otlp_json import Signal, json_to_protobuf
 from phasewise.collector.receipts import Receipts
 from phasewise.collector.records import Scanned
 from phasewise.collector.redact import RedactionPolicy, redact_metrics, redact_spans
 from phasewise.collector.scan import scan_traces
-from phasewise.collector.wire import Malformed, TooLarge, groups
+from phasewise.collector.wire import Malformed, TooLarge
 
 Encoding = Literal["identity", "gzip", "deflate"]
 Status = Literal["ok", "malformed", "too_large", "refused", "internal"]
@@ -66,6 +67,7 @@ class _Prepared:
     kind: Kind
     scanned: Scanned
     redacted: dict[str, int]
+    noun: str
 
 
 class Intake:
@@ -172,24 +174,29 @@ class Intake:
             if len(data) > self.limits.json_bytes:
                 raise TooLarge(f"OTLP/JSON may have {self.limits.json_bytes:,} bytes, protobuf more")
             data = json_to_protobuf(data, body.signal)
-        if body.signal == "logs":
-            return self._unsupported(data)
         received_unix_ns = self._clock()
-        if body.signal == "traces":
-            kind: Kind = "spans"
+        kind: Kind = "spans"
+        noun = "spans"
+        if body.signal == "logs":
+            noun = "log records"
+            scanned = scan_logs(data, received_unix_ns)
+            if not scanned.rows.num_rows and set(scanned.rejected) <= {NOT_KEPT}:
+                return self._unsupported(scanned.rejected.get(NOT_KEPT, 0))
+            rows, redacted = redact_spans(scanned.rows, self._policy)
+        elif body.signal == "traces":
             scanned = scan_traces(data, received_unix_ns)
             rows, redacted = redact_spans(scanned.rows, self._policy)
         else:
-            kind = "metrics"
+            kind, noun = "metrics", "points"
             scanned = scan_metrics(data, received_unix_ns)
             rows, redacted = redact_metrics(scanned.rows, self._policy)
         self.receipts.scanned(kind, rows.num_rows, len(data), scanned.rejected, scanned.warned, redacted)
-        return _Prepared(kind, Scanned(rows, scanned.rejected, scanned.warned, scanned.first_error), redacted)
+        return _Prepared(kind, Scanned(rows, scanned.rejected, scanned.warned, scanned.first_error), redacted, noun)
 
-    def _unsupported(self, data: bytes) -> Reply:
-        count = sum(len(group.items) for group in groups(data))
+    def _unsupported(self, count: int) -> Reply:
         self.receipts.request("unsupported_signal")
-        return Reply("ok", count, "log records are not kept: send traces and metrics" if count else "")
+        kept = "log records are not kept, but Dynamo's request records are: send traces and metrics"
+        return Reply("ok", count, kept if count else "")
 
     def _stored(self, prepared: _Prepared, peer: str) -> Reply:
         scanned = prepared.scanned
@@ -197,8 +204,9 @@ class Intake:
         if rejected:
             self.receipts.request("partial")
             reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(scanned.rejected.items()))
-            noun = "spans" if prepared.kind == "spans" else "points"
-            return Reply("ok", rejected, f"{rejected} {noun} refused ({reasons}); first: {scanned.first_error}")
+            return Reply(
+                "ok", rejected, f"{rejected} {prepared.noun} refused ({reasons}); first: {scanned.first_error}"
+            )
         self.receipts.request("ok" if scanned.rows.num_rows else "empty")
         return Reply("ok", message=self._warning(scanned.warned, prepared.redacted, peer))
 

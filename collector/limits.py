@@ -44,6 +44,11 @@ KNOWN_PREFIXES = (
     "gen_ai.token.",
     "gen_ai.conversation.",
     "llm.usage.",
+    "llm.token_count.",
+    "llm.model_name",
+    "llm.request.type",
+    "openinference.span.kind",
+    "triton.",
     "llm.latency.",
 )
 

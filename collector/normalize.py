@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from phasewise.collector.calls import calls_of
+from phasewise.collector.fronts import with_fronts, with_shapes
 from phasewise.collector.identity import identities
 from phasewise.collector.profiles import UNMAPPED, Profiles
 from phasewise.collector.records import Annotation
@@ -42,6 +43,7 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
         )
     known = spans.join(identities(spans["resource"]), on="resource", how="left", maintain_order="left")
     classified = known if "role" in known.columns else profiles.classify(known)
+    classified, given_way = with_fronts(profiles, with_shapes(profiles, classified))
     engines = classified.filter(pl.col("role") == "engine")
     marks = [p.supplement for p in profiles.ordered if p.supplement]
     supplement = pl.any_horizontal(
@@ -56,7 +58,7 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
         steps=steps,
         events=startup_events(classified),
         supplements=_engine_rows(profiles, engines.filter(supplement), classified),
-        superseded=calls.superseded,
+        superseded=[*calls.superseded, *given_way],
         settings=settings_of(profiles, engines),
         unmapped=unmapped_counts(classified),
         broken_steps=broken,

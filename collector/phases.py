@@ -115,7 +115,9 @@ def with_slices(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame
         for name, part in profile.slices.items()
         if part.how == "extent"
     ]
-    moments = [_slice_moment(name, moment) for name, moment in profile.moments.items() if not moment.at]
+    moments = [
+        _slice_moment(name, moment) for name, moment in profile.moments.items() if not moment.at and not moment.event
+    ]
     per_root = lengths.group_by(GROUP).agg(*columns, *known, *moments)
     per_root = per_root.with_columns(
         pl.when(pl.col(f"_known:{name}")).then(pl.col(f"_slice:{name}")).alias(f"_slice:{name}")
@@ -126,6 +128,11 @@ def with_slices(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame
         if part.how == "union":
             unions = trees.union_seconds(parts.filter(pl.col("name").is_in(part.names)), GROUP, f"_slice:{name}")
             per_root = per_root.join(unions, on=GROUP, how="left")
+        elif part.how == "first":
+            own = parts.filter(pl.col("name").is_in(part.names)).sort("start_unix_ns", "end_unix_ns")
+            length = (pl.col("end_unix_ns") - pl.col("start_unix_ns")).first().cast(pl.Float64) / 1e9
+            firsts = own.group_by(GROUP, maintain_order=True).agg(length.alias(f"_slice:{name}"))
+            per_root = per_root.join(firsts, on=GROUP, how="left")
     return frame.join(per_root, left_on=["trace_id", "span_id"], right_on=GROUP, how="left", maintain_order="left")
 
 
@@ -200,6 +207,10 @@ def _derived(frame: pl.DataFrame, step: Derivation) -> pl.DataFrame:
         first, last = step.between
         value = (pl.col(last) - pl.col(first)).cast(pl.Float64) / 1e9
         source = "measured:span"
+    elif step.per_gap:
+        gaps = pl.when(pl.col("output_tokens") >= 2).then(pl.col("output_tokens") - 1)
+        value = pl.col(step.per_gap) * gaps
+        source = "inferred:mean_gap"
     else:
         value = _sum(step.plus) - _sum(step.minus) if step.minus else _sum(step.plus)
         source = "inferred:difference" if step.minus else "measured:attribute"

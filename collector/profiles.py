@@ -19,6 +19,7 @@ from phasewise.rules.engine_profile import EngineProfile
 
 UNMAPPED = "unmapped"
 PART = "part"
+PHASE = "phase"  # a part of whatever request its parent is
 
 
 class Profiles:
@@ -30,9 +31,12 @@ class Profiles:
         self._choose = _first_match([(p.id, p.detect) for p in self.ordered])
         self._choose_part = _first_match([(p.id, p.parts) for p in self.ordered])
         roles = {profile.id: profile.role for profile in self.ordered}
+        shapes = [profile.id for profile in self.ordered if profile.of_parts]
         self._role = (
             pl.when(pl.col("_own").is_not_null())
             .then(pl.col("_own").replace_strict(roles, default=None, return_dtype=pl.String))
+            .when(pl.col("_part").is_in(shapes))
+            .then(pl.lit(PHASE))
             .when(pl.col("_part").is_not_null())
             .then(pl.lit(PART))
             .otherwise(pl.lit(UNMAPPED))
@@ -40,7 +44,7 @@ class Profiles:
 
     def classify(self, spans: pl.DataFrame) -> pl.DataFrame:
         """`spans` (records.SPAN_SCHEMA) with `profile` (null where unmapped) and `role`
-        (engine, client, wrapper, tool, startup, steps, part, unmapped)."""
+        (engine, client, wrapper, tool, startup, steps, part, phase, unmapped)."""
         return (
             spans.with_columns(self._choose.alias("_own"), self._choose_part.alias("_part"))
             .with_columns(pl.coalesce("_own", "_part").alias("profile"), self._role.alias("role"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 import polars as pl
@@ -14,6 +15,8 @@ import polars as pl
 from phasewise.rules.engine_parts import Key
 
 Value = object
+_SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|μs|ms|s)")  # both signs for micro
+_SUFFIX_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def attribute_columns(texts: pl.Series, keys: Iterable[str]) -> dict[str, list[Value]]:
@@ -56,6 +59,16 @@ def _number(value: Value, scale: float) -> float | None:
         except ValueError:
             return None
     return None
+
+
+def suffixed(values: list[Value]) -> pl.Series:
+    """Seconds from texts that name their unit (`12.3ms`, `845µs`); anything else is null."""
+    return pl.Series([_suffixed(v) for v in values], dtype=pl.Float64)
+
+
+def _suffixed(value: Value) -> float | None:
+    match = _SUFFIXED.fullmatch(value) if isinstance(value, str) else None
+    return float(match[1]) * _SUFFIX_S[match[2]] if match else None
 
 
 def counts(values: list[Value]) -> pl.Series:

@@ -87,6 +87,7 @@ class Request:
     queue_budget_s: float | None = None
     queue_window_s: float | None = None
     queue_policy_s: float | None = None
+    queue_upstream_s: float | None = None  # of queue_s: in the router in front of the engine
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
     outcome: str | None = None  # ok, error, aborted, refused

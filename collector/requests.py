@@ -8,10 +8,12 @@ import polars as pl
 
 from phasewise.collector import phases, trees
 from phasewise.collector.keys import span_keys
-from phasewise.collector.readings import Value, attribute_columns, counts, numbers, read_key, texts, triples
+from phasewise.collector.profiles import PART, PHASE
+from phasewise.collector.readings import Value, attribute_columns, counts, numbers, read_key, suffixed, texts, triples
 from phasewise.collector.records import Request
 from phasewise.collector.schemas import polars_schema
 from phasewise.collector.watermarks import FUTURE_NS
+from phasewise.rules.engine_parts import Key
 from phasewise.rules.engine_profile import EngineProfile
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
@@ -36,6 +38,7 @@ def requests_of(profile: EngineProfile, roots: pl.DataFrame, parts: pl.DataFrame
     )
     if profile.slices and not own_parts.is_empty():
         frame = phases.with_slices(frame, profile, own_parts)
+    frame = _with_event_moments(frame, profile, roots, own_parts)
     frame = _with_part_facts(frame, profile, own_parts)
     frame = phases.settled(frame, profile)
     frame = phases.completed(_with_all_columns(frame))
@@ -68,7 +71,7 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
     resource_names = [name for key in keys for name in key.resource]
     resource: dict[str, list[Value]] = attribute_columns(roots["resource"], resource_names) if resource_names else {}
     columns = [
-        *(numbers(read_key(k, own, resource, rows), k.scale).alias(name) for name, k in profile.times.items()),
+        *(_seconds(k, read_key(k, own, resource, rows)).alias(name) for name, k in profile.times.items()),
         *(counts(read_key(k, own, resource, rows)).alias(name) for name, k in profile.counts.items()),
     ]
     for name, key in profile.texts.items():
@@ -97,6 +100,36 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         pl.concat_list(lost, cut, future).alias("_flags"),
     ).with_columns(columns)
     return _own_end(phases.judged(_with_event_times(_with_aborted(frame), profile, roots), profile.times))
+
+
+def _seconds(key: Key, values: list[Value]) -> pl.Series:
+    return suffixed(values) if key.suffixed else numbers(values, key.scale)
+
+
+def _with_event_moments(
+    frame: pl.DataFrame, profile: EngineProfile, roots: pl.DataFrame, parts: pl.DataFrame
+) -> pl.DataFrame:
+    """Moments that events of a request's span or of its parts tell."""
+    wanted = {name: moment for name, moment in profile.moments.items() if moment.event}
+    if not wanted:
+        return frame
+    own = roots.select("trace_id", pl.col("span_id").alias("root"), "events")
+    told = pl.concat([own, parts.select(own.columns)]).filter(pl.col("events").is_not_null())
+    for name, moment in wanted.items():
+        names = "|".join(re.escape(event) for event in moment.event)
+        marks = pl.col("events").str.extract_all(rf'"name":"(?:{names})","unix_ns":\d+')
+        times = (
+            told.select(*phases.GROUP, marks.alias("_mark"))
+            .explode("_mark")
+            .drop_nulls("_mark")
+            .with_columns(pl.col("_mark").str.extract(r"(\d+)$").cast(pl.Int64).alias("_at"))
+        )
+        known = pl.len() == 1 if moment.sole else pl.lit(True)
+        found = times.group_by(phases.GROUP).agg(pl.when(known).then(pl.col("_at").min()).alias(name))
+        frame = frame.join(
+            found, left_on=["trace_id", "span_id"], right_on=phases.GROUP, how="left", maintain_order="left"
+        )
+    return frame
 
 
 def _with_aborted(frame: pl.DataFrame) -> pl.DataFrame:
@@ -178,5 +211,5 @@ def slices_of(profiles: list[EngineProfile], spans: pl.DataFrame, roots: pl.Data
         return spans.clear().with_columns(pl.lit(None, dtype=pl.String).alias("root"))
     names = sorted({name for profile in profiles for name in profile.slice_names})
     wanted = pl.col("name").is_in(names) | pl.col("events").is_not_null() | (pl.col("status_code") == 2)
-    parts = spans.filter((pl.col("role") == "part") & wanted)
+    parts = spans.filter(pl.col("role").is_in([PART, PHASE]) & wanted)
     return trees.owners(parts, roots, spans)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 ROLES = ("engine", "client", "wrapper", "tool", "startup", "steps")
+SUFFIX = "suffix"  # a time as text that names its own unit: 12.3ms, 845µs, 1.2s
 UNIT_SECONDS: Mapping[str, float] = MappingProxyType({"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
 COMBINE = ("sum", "max", "mean", "min")
 PHASES = ("Q", "C", "P", "F", "D", "X")
@@ -16,7 +17,7 @@ PHASES = ("Q", "C", "P", "F", "D", "X")
 TIME_FIELDS = frozenset({
     "e2e_s", "ttft_s", "queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "combined_s",
     "decode_wait_s", "itl_p95_s", "longest_gap_s", "queue_slot_s", "queue_kv_s", "queue_budget_s", "queue_window_s",
-    "queue_policy_s",
+    "queue_policy_s", "queue_upstream_s",
 })  # fmt: skip
 COUNT_FIELDS = frozenset({
     "input_tokens", "cached_tokens", "output_tokens", "preemptions", "priority", "drafted_tokens", "accepted_tokens",
@@ -58,7 +59,7 @@ class Detector:
 class Key:
     """A quantity on the span: the first attribute present wins; scale turns its unit into ours.
 
-    events: names of span events; the earliest tells the time since the start of the span, where it comes before what the
+    suffixed: text that names its own unit; events: names of span events; the earliest tells the time since the start of the span, where it comes before what the
     attribute says.
     """
 
@@ -66,6 +67,7 @@ class Key:
     resource: tuple[str, ...] = ()
     scale: float = 1.0
     events: tuple[str, ...] = ()
+    suffixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Slice:
     """A phase made of child spans.
 
     extent: per name max end - min start over all ranks, names added (a rank's repetition is never summed);
-    union: the union of all intervals.
+    union: the union of all intervals; first: the earliest interval alone.
     """
 
     names: tuple[str, ...]
@@ -82,10 +84,16 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time: the start or end of child spans, or another moment plus and minus durations."""
+    """A point in time: the start or end of child spans, a span event of the request or its parts, or another moment plus and
+    minus durations.
+
+    sole: an event that came more than once (one a step of an ensemble) tells nothing; else the earliest counts.
+    """
 
     start_of: tuple[str, ...] = ()
     end_of: tuple[str, ...] = ()
+    event: tuple[str, ...] = ()
+    sole: bool = False
     at: str = ""
     plus: tuple[str, ...] = ()
     minus: tuple[str, ...] = ()
@@ -93,7 +101,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """field = sum(plus) - sum(minus), or the time between two moments; only where the field is still unknown.
+    """field = sum(plus) - sum(minus), or the time between two moments, or a mean time between tokens times their gaps; only
+    where the field is still unknown.
 
     unless: fields that must be unknown; needs: fields that must be known; close_*: sums that must agree within the larger
     tolerance;
@@ -104,6 +113,7 @@ class Derivation:
     plus: tuple[str, ...] = ()
     minus: tuple[str, ...] = ()
     between: tuple[str, ...] = ()
+    per_gap: str = ""
     unless: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     close_left: tuple[str, ...] = ()

@@ -66,6 +66,11 @@ class EngineProfile:
     agree: tuple[Agreement, ...]
     call_boundary: bool  # the span of a client, gateway or HTTP server around a call
     alone: bool  # a client's span is a request of its own where no engine span stands below it
+    serves: (
+        bool  # the span of a router or worker: the request itself where no engine span stands below, else its boundary
+    )
+    recorded: bool  # a server's own record of a call, sent beside its spans: no client's boundary
+    of_parts: bool  # whatever nobody knows and has at least two of the slices as children is a request
     supplement: str  # truth attribute: the span fills another row's empty columns and makes none of its own
     error_outcome: str  # outcome of a span with error status
     id_prefixes: tuple[str, ...]
@@ -118,6 +123,9 @@ def load_engine(path: Path) -> EngineProfile:
         agree=tuple(read.agreement(part) for part in table.tables("agree")),
         call_boundary=table.truth("call_boundary"),
         alone=table.truth("alone"),
+        serves=table.truth("serves"),
+        recorded=table.truth("recorded"),
+        of_parts=table.truth("of_parts"),
         supplement=table.text_or_none("supplement") or "",
         error_outcome=read.word_or(table, "error_outcome", ("error", "aborted", "refused"), "error"),
         id_prefixes=read.texts(table, "id_prefixes"),
@@ -147,7 +155,15 @@ def _check(table: TomlTable, profile: EngineProfile) -> None:
         raise table.error("derive", f"goes in a circle: {' <- '.join(error.args[1])}") from None
     if not profile.sources:
         raise table.error("sources", "is missing: where was this read?")
-    if not profile.detect and profile.metrics is None:
+    if profile.serves and (profile.role != "client" or not profile.call_boundary):
+        raise table.error(
+            "serves", 'needs role = "client" and call_boundary: below it an engine\'s span is the same call'
+        )
+    if profile.of_parts and (len(profile.slices) < 2 or profile.settle != "trace"):
+        raise table.error(
+            "of_parts", 'needs settle = "trace" and at least two slices: they are how the request is known'
+        )
+    if not profile.detect and not profile.of_parts and profile.metrics is None:
         raise table.error("detect", "is missing, and so is metrics: the profile would never be used")
     if not profile.examples:
         raise table.error("example", "is missing: every profile carries at least one")
@@ -161,6 +177,7 @@ def dependencies(profile: EngineProfile) -> dict[str, set[str]]:
             *step.plus,
             *step.minus,
             *step.between,
+            *filter(None, (step.per_gap,)),
             *step.unless,
             *step.needs,
             *step.close_left,

@@ -13,6 +13,7 @@ from phasewise.rules.engine_parts import (
     SAMPLE_COUNTERS,
     SAMPLE_GAUGES,
     SAMPLE_HISTOGRAMS,
+    SUFFIX,
     TIME_FIELDS,
     UNIT_SECONDS,
     Agreement,
@@ -122,9 +123,11 @@ def detector(table: TomlTable) -> Detector:
 def keys(table: TomlTable, key: str, known: Collection[str], timed: bool = False) -> Mapping[str, Key]:
     found = {}
     for name, part in named_tables(table, key, known):
-        scale = UNIT_SECONDS[part.word("unit", UNIT_SECONDS)] if timed else 1.0
+        unit = part.word("unit", (*UNIT_SECONDS, SUFFIX)) if timed else ""
+        scale = UNIT_SECONDS.get(unit, 1.0)
         events = texts(part, "events") if timed else ()
-        found[name] = _finished(part, Key(texts(part, "from"), texts(part, "resource"), scale, events))
+        own = Key(texts(part, "from"), texts(part, "resource"), scale, events, suffixed=unit == SUFFIX)
+        found[name] = _finished(part, own)
         if not found[name].attributes and not found[name].resource:
             raise RuleError(part.path, part.prefix, "needs `from` (attribute names) or `resource`")
     return MappingProxyType(found)
@@ -134,13 +137,17 @@ def moment(table: TomlTable) -> Moment:
     found = Moment(
         start_of=texts(table, "start_of"),
         end_of=texts(table, "end_of"),
+        event=texts(table, "event"),
+        sole=table.truth("sole"),
         at=table.text_or_none("at") or "",
         plus=texts(table, "plus"),
         minus=texts(table, "minus"),
     )
     table.finish()
-    if sum(map(bool, (found.start_of, found.end_of, found.at))) != 1:
-        raise RuleError(table.path, table.prefix, "needs exactly one of start_of, end_of, at")
+    if sum(map(bool, (found.start_of, found.end_of, found.event, found.at))) != 1:
+        raise RuleError(table.path, table.prefix, "needs exactly one of start_of, end_of, event, at")
+    if found.sole and not found.event:
+        raise table.error("sole", "is about an event, and there is none")
     return found
 
 
@@ -153,6 +160,7 @@ def derivation(table: TomlTable) -> Derivation:
         plus=texts(table, "plus"),
         minus=texts(table, "minus"),
         between=texts(table, "between"),
+        per_gap=table.text_or_none("per_gap") or "",
         unless=texts(table, "unless"),
         needs=texts(table, "needs"),
         close_left=_some_texts(close, "left") if close else (),
@@ -165,8 +173,8 @@ def derivation(table: TomlTable) -> Derivation:
     if close:
         close.finish()
     table.finish()
-    if bool(found.plus) == bool(found.between):
-        raise RuleError(table.path, table.prefix, "needs either plus (and minus) or between")
+    if sum(map(bool, (found.plus, found.between, found.per_gap))) != 1:
+        raise RuleError(table.path, table.prefix, "needs exactly one of plus (and minus), between, per_gap")
     if found.between and len(found.between) != 2:
         raise table.error("between", "must name two moments")
     if (found.field == "combined_s") != bool(found.covers):
@@ -277,4 +285,6 @@ def example(table: TomlTable) -> Example:
 
 
 def slice_of(table: TomlTable) -> Slice:
-    return _finished(table, Slice(_some_texts(table, "names"), word_or(table, "how", ("extent", "union"), "extent")))
+    return _finished(
+        table, Slice(_some_texts(table, "names"), word_or(table, "how", ("extent", "union", "first"), "extent"))
+    )

@@ -115,6 +115,13 @@ def test_the_engine_s_own_reasons_go_before_ours() -> None:
     assert found["queue.window"] == pytest.approx(0.5)
 
 
+def test_the_router_s_own_wait_is_upstream_and_not_the_engine_s_queue() -> None:
+    row = make_request(queue_s=2.0, queue_upstream_s=2.0)
+    found = booked(make_context([row], samples(running=4.0, waiting=4.0, kv_usage_ratio=0.97)))
+    assert found["queue.upstream"] == pytest.approx(2.0)
+    assert "kv.wait" not in found
+
+
 def test_a_known_accelerator_separates_bytes_from_host_time() -> None:
     """Llama-3.1-8B, batch 1, on an H100: about 4.6 ms of reading a step (roofline.md 2.6); 40 ms measured is host."""
     row = make_request(

@@ -22,6 +22,8 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from dynamo_logs import logs_request, request_end
+from google.protobuf import json_format
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
@@ -143,6 +145,32 @@ def test_logs_are_counted_and_declined(running: Receiving) -> None:
     told = ExportLogsServiceResponse.FromString(running.export(request.SerializeToString(), "Logs")).partial_success
     assert told.rejected_log_records == 1
     assert running.counters()["requests"]["unsupported_signal"] == before + 2
+
+
+@pytest.mark.parametrize("encoding", ["protobuf", "json", "grpc", "gzip"])
+def test_request_records_in_logs_are_kept_over_both_transports(running: Receiving, encoding: str) -> None:
+    request = logs_request(request_end(request_id=f"over-{encoding}"), {"event_type": "request_payload"})
+    body = request.SerializeToString()
+    if encoding == "grpc":
+        answer = running.export(body, "Logs")
+    elif encoding == "json":
+        answer = running.post(json_format.MessageToJson(request).encode(), "/v1/logs", **{"content-type": JSON}).body
+    elif encoding == "gzip":
+        answer = running.post(gzip.compress(body), "/v1/logs", **{"content-encoding": "gzip"}).body
+    else:
+        answer = running.post(body, "/v1/logs").body
+    if encoding == "json":
+        assert json.loads(answer)["partialSuccess"]["rejectedLogRecords"] == "1"
+    else:
+        told = ExportLogsServiceResponse.FromString(answer).partial_success
+        assert told.rejected_log_records == 1
+        assert "1 log records refused (not_kept 1)" in told.error_message
+    kept = [row for row in running.stored() if f'"over-{encoding}"' in row["attributes"]]
+    assert [row["name"] for row in kept] == ["request_end"]
+
+
+def test_logs_that_are_no_protobuf_are_refused_for_good(running: Receiving) -> None:
+    assert running.post(b"\x0a\xff", "/v1/logs").status == 400
 
 
 @pytest.mark.parametrize("media", [PROTOBUF, JSON])

@@ -120,6 +120,22 @@ request = { queue_s = 0.25 }
         ("[[example]]", '[[derive]]\nfield = "queue_s"\nplus = "queue_s"\n[[example]]', "derive", "circle"),
         ("[[example]]", '[[derive]]\nfield = "combined_s"\nplus = "queue_s"\n[[example]]', "covers", "combined_s"),
         ("title =", "title", "syntax", "line"),
+        ("order = 99", "order = 99\nserves = true", "serves", "call_boundary"),
+        ("order = 99", "order = 99\nof_parts = true", "of_parts", "slices"),
+        ("[[example]]", '[[derive]]\nfield = "decode_s"\nper_gap = "gap_s"\n[[example]]', "decode_s", "gap_s"),
+        (
+            "[[example]]",
+            '[[derive]]\nfield = "decode_s"\nplus = "queue_s"\nper_gap = "queue_s"\n[[example]]',
+            "derive",
+            "one of",
+        ),
+        ("[[example]]", "[moments]\nqueued_unix_ns = { sole = true, start_of = 'x' }\n[[example]]", "sole", "event"),
+        (
+            "[[example]]",
+            "[moments]\nqueued_unix_ns = { event = 'x', at = 'y' }\n[[example]]",
+            "queued_unix_ns",
+            "event",
+        ),
     ],
 )
 def test_a_wrong_profile_names_file_and_key(tmp_path: Path, old: str, new: str, key: str, hint: str) -> None:
