@@ -125,6 +125,36 @@ def _ingest(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='JSON lines of {"unix_ns", "text", "instance"?, "job"?}: scraped /metrics pages; may be repeated',
     )
+    for option, what in (
+        ("--prometheus", "engine metrics stored in Prometheus, Mimir, Thanos or VictoriaMetrics"),
+        ("--tempo", "traces stored in Tempo"),
+        ("--jaeger", "traces stored in Jaeger"),
+    ):
+        parser.add_argument(
+            option, action="append", default=[], type=_url, metavar="URL", help=f"bring in {what}; may be repeated"
+        )
+    parser.add_argument("--from", dest="start", metavar="T", help=f"of their window: {TIMES} (default: now-1h)")
+    parser.add_argument("--to", dest="end", metavar="T", help="end of their window (default: now)")
+    parser.add_argument(
+        "--header",
+        action="append",
+        default=[],
+        metavar="'NAME: VALUE'",
+        help="sent to them, e.g. 'Authorization: Bearer TOKEN' or 'X-Scope-OrgID: TENANT'; may be repeated",
+    )
+    parser.add_argument(
+        "--match",
+        default="",
+        metavar="TEXT",
+        help='less of them: label matchers (job="vllm"), TraceQL, or a Jaeger service',
+    )
+    parser.add_argument(
+        "--step",
+        default="",
+        metavar="TIME",
+        help="ask Prometheus for a value every so often (15s), not for every value it has",
+    )
+    parser.add_argument("--again", action="store_true", help="also what an earlier run brought in")
     _json(parser)
 
 
@@ -264,7 +294,7 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 VERBS = {
     "serve": ("receive telemetry, judge it, show it", _serve),
     "demo": ("replay two recordings of a real vLLM, run the instrumented engine, and judge all three", _demo),
-    "ingest": ("import files", _ingest),
+    "ingest": ("import files, or a window of what Prometheus, Tempo or Jaeger stored", _ingest),
     "analyze": ("the verdict over a window", _analyze),
     "explain": ("one request, or deployments told by their numbers", _explain),
     "compare": ("choose between strategies by their tails", _compare),

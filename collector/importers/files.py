@@ -9,22 +9,31 @@ import time
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 import pyarrow as pa
 
 from phasewise.collector.exposition import Exposition
-from phasewise.collector.importers import clients, otlp_file, scrape_file
+from phasewise.collector.importers import (
+    clients,
+    jaeger_json,
+    otlp_file,
+    prometheus_json,
+    scrape_file,
+    tempo_json,
+    trace_file,
+)
 from phasewise.collector.importers.lines import Lines
 from phasewise.collector.profiles import Profiles
+from phasewise.collector.redact import redact_metrics, redact_spans
 from phasewise.rules.errors import InputError
 from phasewise.rules.load import load_rulebook
 
 MAX_BYTES = 2 << 30  # of a file after decompression
 _KNOWN = (
-    "scrapes as JSON lines ({unix_ns, text}), OTLP traces or metrics (protobuf, JSON or JSON lines), per-request records of "
-    "vllm bench, AIPerf or an OpenAI client"
+    "scrapes as JSON lines ({unix_ns, text}), answers of Prometheus' query_range, OTLP traces or metrics (protobuf, JSON or "
+    "JSON lines), traces of Jaeger or Tempo as JSON, per-request records of vllm bench, AIPerf or an OpenAI client"
 )
 
 
@@ -73,8 +82,13 @@ def import_bytes(
         return _imported_protobuf(body, name, at)
     lines = Lines(name, body)
     first = lines.first
+    if (form := _trace_form(first)) is not None:
+        return _imported_traces(lines, form, at)
     if otlp_file.is_otlp(first):
         return _imported_otlp_json(lines, at)
+    if prometheus_json.recognises(first):
+        samples = prometheus_json.read(lines, profiles or packaged_profiles())
+        return Imported("scrapes", "prometheus-json", samples=samples, counts=lines.counts, problems=lines.problems)
     if "text" in first or "unix_ns" in first:
         samples = scrape_file.read(lines, profiles or packaged_profiles())
         return Imported("scrapes", "scrapes", samples=samples, counts=lines.counts, problems=lines.problems)
@@ -101,9 +115,9 @@ def kind_of(path: Path) -> Literal["scrapes", "spans", "client"]:
         first = Lines(str(path), head).first
     except InputError:
         first = Lines(str(path), path.read_bytes()).first  # the first object is longer than that
-    if otlp_file.is_otlp(first):
+    if otlp_file.is_otlp(first) or _trace_form(first) is not None:
         return "spans"
-    return "scrapes" if "text" in first else "client"
+    return "scrapes" if "text" in first or prometheus_json.recognises(first) else "client"
 
 
 @functools.cache
@@ -115,13 +129,27 @@ def packaged_profiles() -> Profiles:
 def _imported_protobuf(body: bytes, name: str, at: int) -> Imported:
     kind, rows, counts, problems = otlp_file.read_protobuf(body, name, at)
     if kind == "spans":
-        return Imported("spans", "otlp-protobuf", spans=rows, counts=counts, problems=problems)
-    return Imported("metrics", "otlp-protobuf", metrics=rows, counts=counts, problems=problems)
+        return Imported("spans", "otlp-protobuf", spans=redact_spans(rows)[0], counts=counts, problems=problems)
+    return Imported("metrics", "otlp-protobuf", metrics=redact_metrics(rows)[0], counts=counts, problems=problems)
+
+
+def _trace_form(first: dict[str, Any]) -> trace_file.Form | None:
+    """The tracing system whose answers a file holds, by its first object."""
+    if tempo_json.recognises(first):
+        return "tempo-json"
+    return "jaeger-json" if jaeger_json.recognises(first) else None
+
+
+def _imported_traces(lines: Lines, form: trace_file.Form, at: int) -> Imported:
+    spans = redact_spans(trace_file.read(lines, form, at))[0]
+    return Imported("spans", form, spans=spans, counts=lines.counts, problems=lines.problems)
 
 
 def _imported_otlp_json(lines: Lines, at: int) -> Imported:
     spans, metrics = otlp_file.read_json(lines, at)
     kind: Literal["spans", "metrics"] = "spans" if spans is not None and spans.num_rows else "metrics"
+    spans = None if spans is None else redact_spans(spans)[0]
+    metrics = None if metrics is None else redact_metrics(metrics)[0]
     return Imported(kind, "otlp-json", spans=spans, metrics=metrics, counts=lines.counts, problems=lines.problems)
 
 
