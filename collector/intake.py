@@ -28,6 +28,7 @@ from phasewise.collector.receipts import Receipts
 from phasewise.collector.records import Scanned
 from phasewise.collector.redact import RedactionPolicy, redact_metrics, redact_spans
 from phasewise.collector.scan import scan_traces
+from phasewise.collector.scanners import Scan
 from phasewise.collector.wire import Malformed, TooLarge
 
 Encoding = Literal["identity", "gzip", "deflate"]
@@ -80,7 +81,9 @@ class Intake:
         limits: IntakeLimits,
         policy: RedactionPolicy,
         clock: Callable[[], int] = time.time_ns,
+        scan: Scan = scan_traces,
     ) -> None:
+        self._scan = scan
         self.limits = limits
         self.receipts = receipts
         self.draining = False
@@ -184,7 +187,7 @@ class Intake:
                 return self._unsupported(scanned.rejected.get(NOT_KEPT, 0))
             rows, redacted = redact_spans(scanned.rows, self._policy)
         elif body.signal == "traces":
-            scanned = scan_traces(data, received_unix_ns)
+            scanned = self._scan(data, received_unix_ns)
             rows, redacted = redact_spans(scanned.rows, self._policy)
         else:
             kind, noun = "metrics", "points"

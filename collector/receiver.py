@@ -1,7 +1,7 @@
 """The process `receive`: sockets to journal, and nothing else. `python -m phasewise.collector.receiver '{"data": DIR, ...}'`.
 
 When both ports answer, one JSON line on stdout says so and names them. Counters go to `DIR/receive.json` about once a second and
-at the end. SIGTERM and SIGINT stop accepting, write what is queued, and exit 0 within 10 s; a second one exits at once. A busy
+at the end. Compiled code lies in `DIR/compiled`, or where NUMBA_CACHE_DIR says. SIGTERM and SIGINT stop accepting, write what is queued, and exit 0 within 10 s; a second one exits at once. A busy
 port, a locked journal or a directory without permission is one line on stderr and exit code 4, and nothing was started. The
 process ends when its parent does.
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from phasewise.collector.receipts import Receipts
     from phasewise.collector.receiver_grpc import GrpcServer
     from phasewise.collector.receiver_http import HttpServer
+    from phasewise.collector.scanners import TraceScanner
 
 _REPORT_S = 1.0
 _STOP_S = 1.0  # for each front to hand out its last replies
@@ -129,6 +130,7 @@ class _Process:
     journal: JournalWriter
     committer: Committer
     intake: Intake
+    scanner: TraceScanner
     grpc_server: GrpcServer
     http_server: HttpServer
     grpc_port: int
@@ -150,6 +152,7 @@ class _Process:
                 "otlp_grpc_port": self.grpc_port,
                 "otlp_http_port": self.http_port,
                 **self.receipts.facts(),
+                "trace_scanner": self.scanner.facts(),
                 "journal": self.journal.facts(),
             }
             write_json(self.settings.data / "receive.json", facts)
@@ -167,14 +170,17 @@ async def _open(settings: Settings) -> _Process:
     from phasewise.collector.receiver_grpc import GrpcServer
     from phasewise.collector.receiver_http import HttpFront, HttpServer
     from phasewise.collector.redact import RedactionPolicy
+    from phasewise.collector.scanners import TraceScanner
 
     listener = bound_socket(settings.host, settings.http_port, "http_port")
     bound_socket(settings.host, settings.grpc_port, "grpc_port").close()  # gRPC itself would not say why
     host = listener.getsockname()[0]
     journal = JournalWriter(settings.data / "journal", settings.journal_limit_bytes)
     receipts = Receipts()
+    scanner = TraceScanner()
     committer = Committer(journal, receipts, INTAKE_LIMITS.queue_rows, time.time_ns)
-    intake = Intake(committer, receipts, INTAKE_LIMITS, RedactionPolicy(content=settings.content))
+    policy = RedactionPolicy(content=settings.content)
+    intake = Intake(committer, receipts, INTAKE_LIMITS, policy, scan=scanner)
     grpc_server = GrpcServer(intake)
     try:
         address = f"[{host}]" if ":" in host else host
@@ -183,8 +189,20 @@ async def _open(settings: Settings) -> _Process:
         raise _busy(settings.host, settings.grpc_port, "grpc_port", "it was taken meanwhile") from error
     http_server = HttpServer(listener, HttpFront(intake), INTAKE_LIMITS)
     http_port = int(listener.getsockname()[1])
+    # Only now that nothing can be refused any more: it may start a process.
+    scanner.start(Path(os.environ.get("NUMBA_CACHE_DIR") or settings.data / "compiled"))
     return _Process(
-        settings, receipts, journal, committer, intake, grpc_server, http_server, grpc_port, http_port, time.time_ns()
+        settings,
+        receipts,
+        journal,
+        committer,
+        intake,
+        scanner,
+        grpc_server,
+        http_server,
+        grpc_port,
+        http_port,
+        time.time_ns(),
     )
 
 

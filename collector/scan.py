@@ -8,6 +8,7 @@ An end before its start is kept and flagged `negative_duration`: the attributes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -33,53 +34,92 @@ def scan_traces(body: bytes, received_unix_ns: int) -> Scanned:
     duplicate_key, too_deep, events_cut, links_cut, parent_invalid, negative_duration, future.
     Rejected: undecodable, trace_id, span_id, start_missing, time_range.
     """
-    warned: dict[str, int] = {}
-    rejected: dict[str, int] = {}
-    errors: list[str] = []
-    batches = list(_batches(groups(body), received_unix_ns, warned, rejected, errors))
-    rows = pa.Table.from_batches(batches, schema=SPAN_SCHEMA)
-    if not rows.num_rows and set(rejected) == {"undecodable"}:
-        raise Malformed("none of its spans can be decoded")
-    return Scanned(rows, rejected, warned, errors[0] if errors else "")
+    reader = SpanReader(received_unix_ns)
+    batches = list(_batches(groups(body), reader))
+    return reader.scanned(pa.Table.from_batches(batches, schema=SPAN_SCHEMA))
 
 
-def _batches(
-    found: Iterable[Group], received_unix_ns: int, warned: dict[str, int], rejected: dict[str, int], errors: list[str]
-) -> Iterator[pa.RecordBatch]:
-    notes = Notes()
+def _batches(found: Iterable[Group], reader: SpanReader) -> Iterator[pa.RecordBatch]:
     rows: list[tuple[object, ...]] = []
     count = 0
     for group in found:
-        resource, shared_flags = _resource_json(group.resource, notes)
-        scope = decoded(InstrumentationScope, group.scope) or InstrumentationScope()
-        scope_name = cut_text(scope.name, notes) or None
-        scope_version = cut_text(scope.version, notes) or None
-        shared_flags += notes.take()
+        shared = reader.shared(group.resource, group.scope)
         for data in group.items:
             count += 1
-            span = decoded(Span, data)
-            reason, problem = ("undecodable", "cannot be decoded") if span is None else _fault(span)
-            if span is None or reason:
-                rejected[reason] = rejected.get(reason, 0) + 1
-                name = repr(span.name[:60]) if span is not None else "?"
-                errors[:] = errors or [f"span {count} ({name}): {problem}"]
+            row = reader.row(data, shared, count)
+            if row is None:
                 continue
-            row = _row(span, notes, received_unix_ns)
-            flags = list(dict.fromkeys([*shared_flags, *notes.take()]))
-            for flag in flags:
-                warned[flag] = warned.get(flag, 0) + 1
-            flags_json = to_json(flags) if flags else None
-            rows.append((*row[:9], scope_name, scope_version, resource, *row[9:], flags_json, received_unix_ns))
+            rows.append(row)
             if len(rows) >= _BATCH_ROWS:
-                yield _columns(rows)
+                yield columns(rows)
                 rows = []
     if rows:
-        yield _columns(rows)
+        yield columns(rows)
 
 
-def _columns(rows: list[tuple[object, ...]]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SPAN_SCHEMA, strict=True)]
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the spans of one resource and scope have in common."""
+
+    resource: str
+    scope_name: str | None
+    scope_version: str | None
+    flags: list[str]
+
+
+class SpanReader:
+    """Reads one span after the other, and counts what it refused and what it changed."""
+
+    def __init__(self, received_unix_ns: int) -> None:
+        self._received_unix_ns = received_unix_ns
+        self._notes = Notes()
+        self._warned: dict[str, int] = {}
+        self._rejected: dict[str, int] = {}
+        self._first_error = ""
+
+    def shared(self, resource: bytes, scope: bytes) -> Shared:
+        """Raises Malformed."""
+        notes = self._notes
+        text, flags = _resource_json(resource, notes)
+        found = decoded(InstrumentationScope, scope) or InstrumentationScope()
+        name, version = cut_text(found.name, notes) or None, cut_text(found.version, notes) or None
+        return Shared(text, name, version, list(dict.fromkeys([*flags, *notes.take()])))
+
+    def row(self, data: bytes, shared: Shared, number: int) -> tuple[object, ...] | None:
+        """Columns of SPAN_SCHEMA of the span with this number (from 1) in the request, None where it is refused."""
+        span = decoded(Span, data)
+        reason, problem = ("undecodable", "cannot be decoded") if span is None else _fault(span)
+        if span is None or reason:
+            self._rejected[reason] = self._rejected.get(reason, 0) + 1
+            name = repr(span.name[:60]) if span is not None else "?"
+            self._first_error = self._first_error or f"span {number} ({name}): {problem}"
+            return None
+        row = _row(span, self._notes, self._received_unix_ns)
+        flags = list(dict.fromkeys([*shared.flags, *self._notes.take()]))
+        self.warn(flags)
+        scope = (shared.scope_name, shared.scope_version, shared.resource)
+        return (*row[:9], *scope, *row[9:], flags_json(flags), self._received_unix_ns)
+
+    def warn(self, flags: list[str], spans: int = 1) -> None:
+        """So many spans carry these flags."""
+        for flag in flags:
+            self._warned[flag] = self._warned.get(flag, 0) + spans
+
+    def scanned(self, rows: pa.Table) -> Scanned:
+        """The result, once everything was read. Raises Malformed where not one span could be decoded."""
+        if not rows.num_rows and set(self._rejected) == {"undecodable"}:
+            raise Malformed("none of its spans can be decoded")
+        return Scanned(rows, self._rejected, self._warned, self._first_error)
+
+
+def flags_json(flags: list[str]) -> str | None:
+    return to_json(flags) if flags else None
+
+
+def columns(rows: list[tuple[object, ...]]) -> pa.RecordBatch:
+    """The rows, at least one, as columns of SPAN_SCHEMA."""
+    values = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(values, SPAN_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SPAN_SCHEMA)
 
 

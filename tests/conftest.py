@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
 
+# Code compiled for the receiver, also by the processes that tests start: kept, so that only the first run waits for it.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "compiled"))
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 

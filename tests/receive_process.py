@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
+from compiled_scanner import compiled_scan
 
 from phasewise.collector.journal import JournalReader
+from phasewise.collector.scanners import NotCompiled
 
 EXPORT = "/opentelemetry.proto.collector.{0}.v1.{1}Service/Export"
 
@@ -107,6 +109,9 @@ def start(data: Path, environment: Mapping[str, str] | None = None, **settings: 
 
 
 def launch(data: Path, environment: Mapping[str, str] | None = None, **settings: Any) -> subprocess.Popen[str]:
+    """The cache of compiled code is shared and warm, unless the environment names another: else each process would compile."""
+    with contextlib.suppress(NotCompiled):
+        compiled_scan()
     given = {"data": str(data), "grpc_port": 0, "http_port": 0, **settings}
     return subprocess.Popen(
         [sys.executable, "-m", "phasewise.collector.receiver", json.dumps(given)],

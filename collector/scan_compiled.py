@@ -1,0 +1,194 @@
+"""OTLP traces to columns, compiled: the same table as `scan.scan_traces`, without a Python loop over ordinary spans.
+
+Compiled code reads every span that needs nothing changed (scan_kernel.py, scan_walk.py); the others, and requests that are not whole, go through
+the plain scanner, so that what is cut, flagged, refused and said about it is decided in one place. Importing this module takes
+numba; `scanners.py` decides when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from phasewise.collector import scan
+from phasewise.collector.limits import SPAN_LIMITS
+from phasewise.collector.records import SPAN_SCHEMA, Scanned
+from phasewise.collector.scan_kernel import Columns, scan_spans, workspace
+from phasewise.collector.scan_walk import RESOURCE, SCOPE, SCOPE_SPANS, walk
+
+_CHUNK_SPANS = 4096  # read into one set of buffers
+_MOST_PARTS = 250_001
+_ROOM_BYTES = 1 << 14  # on top of what a chunk's own bytes give: six times the longest text is looked for ahead
+_JSON_FACTOR = 3  # JSON text over its bytes on the wire, unless it is full of control characters: such spans are odd
+_MAX_UNIX_NS = (1 << 63) - 1
+
+
+def scan_traces(body: bytes, received_unix_ns: int) -> Scanned:
+    """As `scan.scan_traces`, to the byte."""
+    data = np.frombuffer(body, np.uint8)
+    room = min(len(body) // 2 + 1, _MOST_PARTS)
+    items, owners = np.empty((room, 2), np.int64), np.empty(room, np.int64)
+    pieces = np.empty((room, 4), np.int64)
+    spans, found, scopes = walk(data, items, owners, pieces)
+    if spans < 0:
+        return scan.scan_traces(body, received_unix_ns)
+    reader = scan.SpanReader(received_unix_ns)
+    shared = _shared(body, pieces[:found], scopes, reader)
+    tables = [
+        _chunk(
+            body, data, items, owners[first : min(first + _CHUNK_SPANS, spans)], first, shared, reader, received_unix_ns
+        )
+        for first in range(0, spans, _CHUNK_SPANS)
+    ]
+    return reader.scanned(pa.concat_tables(tables) if tables else SPAN_SCHEMA.empty_table())
+
+
+def _shared(body: bytes, pieces: NDArray[np.int64], scopes: int, reader: scan.SpanReader) -> list[scan.Shared]:
+    """What the spans of each scope share. One resource or scope may come in pieces: they merge by being joined."""
+    resources: dict[int, bytes] = {}
+    names: list[bytes] = [b""] * scopes
+    groups: list[int] = []
+    for kind, owner, start, stop in pieces.tolist():
+        if kind == SCOPE_SPANS:
+            groups.append(owner)
+        elif kind == RESOURCE:
+            resources[owner] = resources.get(owner, b"") + body[start:stop]
+        elif kind == SCOPE:
+            names[owner] += body[start:stop]
+    known: dict[tuple[bytes, bytes], scan.Shared] = {}
+    shared = []
+    for group, name in zip(groups, names, strict=True):
+        key = (resources.get(group, b""), name)
+        if key not in known:
+            known[key] = reader.shared(*key)
+        shared.append(known[key])
+    return shared
+
+
+def _chunk(
+    body: bytes,
+    data: NDArray[np.uint8],
+    items: NDArray[np.int64],
+    owners: NDArray[np.int64],
+    first: int,
+    shared: list[scan.Shared],
+    reader: scan.SpanReader,
+    received_unix_ns: int,
+) -> pa.Table:
+    last = first + len(owners)
+    size = int((items[first:last, 1] - items[first:last, 0]).sum())
+    found = _columns(len(owners), size)
+    future_unix_ns = min(received_unix_ns + int(SPAN_LIMITS.future_s) * 10**9, _MAX_UNIX_NS)
+    rows, odd = scan_spans(data, items, first, last, future_unix_ns, found)
+    ordinary = found.ordinary[:rows]
+    table = _table(found, rows, _scopes(owners[ordinary - first], shared, reader), received_unix_ns)
+    if not odd:
+        return table
+    numbers = found.odd[:odd].tolist()
+    read = [(n, reader.row(body[items[n, 0] : items[n, 1]], shared[owners[n - first]], n + 1)) for n in numbers]
+    kept = [(n, row) for n, row in read if row is not None]
+    if not kept:
+        return table
+    both = pa.concat_tables([table, pa.Table.from_batches([scan.columns([row for _, row in kept])])])
+    order = np.argsort(np.concatenate([ordinary, np.array([n for n, _ in kept], np.int64)]))
+    return both.take(pa.array(order))
+
+
+def _columns(spans: int, size: int) -> Columns:
+    json_bytes = _JSON_FACTOR * size + _ROOM_BYTES
+
+    def text(room_bytes: int) -> NDArray[np.uint8]:
+        # Arrow's own pool keeps its pages; numpy would ask the kernel for fresh ones each time.
+        return np.frombuffer(pa.allocate_buffer(room_bytes), np.uint8)
+
+    def ends() -> NDArray[np.int32]:
+        return np.zeros(spans + 1, np.int32)
+
+    return Columns(
+        text(32 * spans),
+        text(16 * spans),
+        text(16 * spans),
+        ends(),
+        text(size + _ROOM_BYTES),
+        ends(),
+        text(size + _ROOM_BYTES),
+        ends(),
+        text(json_bytes),
+        ends(),
+        text(json_bytes),
+        ends(),
+        text(json_bytes),
+        ends(),
+        np.empty((5, spans), np.int64),
+        np.empty(spans, np.int64),
+        np.empty(spans, np.int64),
+        *workspace(),
+    )
+
+
+def _scopes(owners: NDArray[np.int64], shared: list[scan.Shared], reader: scan.SpanReader) -> Iterator[pa.Array]:
+    """Columns of what is shared: scope name and version, resource, flags; the flags are counted."""
+    if not len(owners):
+        return iter([pa.array([], pa.string())] * 4)
+    first, last = int(owners[0]), int(owners[-1])
+    used = shared[first : last + 1]
+    for scope, spans in zip(used, np.bincount(owners - first).tolist(), strict=True):
+        if scope.flags and spans:
+            reader.warn(scope.flags, spans)
+    columns = (
+        [scope.scope_name for scope in used],
+        [scope.scope_version for scope in used],
+        [scope.resource for scope in used],
+        [scan.flags_json(scope.flags) for scope in used],
+    )
+    if len(used) == 1:
+        return (pa.repeat(pa.scalar(column[0], pa.string()), len(owners)) for column in columns)
+    which = pa.array(owners - first)
+    return (pa.array(column, pa.string()).take(which) for column in columns)
+
+
+def _table(found: Columns, rows: int, scopes: Iterator[pa.Array], received_unix_ns: int) -> pa.Table:
+    scope_name, scope_version, resource, flags = scopes
+    numbers = found.numbers
+    columns = [
+        _texts(found.trace_id, np.arange(rows + 1, dtype=np.int32) * 32),
+        _texts(found.span_id, np.arange(rows + 1, dtype=np.int32) * 16),
+        _present_texts(found.parent, found.parent_ends[: rows + 1]),
+        _texts(found.name, found.name_ends[: rows + 1]),
+        pa.array(numbers[0, :rows]),
+        pa.array(numbers[1, :rows]),
+        pa.array(numbers[2, :rows]),
+        pa.array(numbers[3, :rows]),
+        _present_texts(found.message, found.message_ends[: rows + 1]),
+        scope_name,
+        scope_version,
+        resource,
+        _texts(found.attributes, found.attributes_ends[: rows + 1]),
+        _present_texts(found.events, found.events_ends[: rows + 1]),
+        _present_texts(found.links, found.links_ends[: rows + 1]),
+        pa.array(numbers[4, :rows]),
+        flags,
+        pa.array(np.full(rows, received_unix_ns, np.int64)),
+    ]
+    return pa.Table.from_arrays(columns, schema=SPAN_SCHEMA)
+
+
+def _texts(
+    data: NDArray[np.uint8], ends: NDArray[np.int32], valid: pa.Buffer | None = None, nulls: int = 0
+) -> pa.Array:
+    whole = pa.py_buffer(data).slice(0, int(ends[-1]))
+    return pa.Array.from_buffers(pa.string(), len(ends) - 1, [valid, pa.py_buffer(ends), whole], nulls)
+
+
+def _present_texts(data: NDArray[np.uint8], ends: NDArray[np.int32]) -> pa.Array:
+    """An empty text is none."""
+    present = ends[1:] != ends[:-1]
+    filled = int(np.count_nonzero(present))
+    if not filled:
+        return pa.nulls(len(present), pa.string())
+    if filled == len(present):
+        return _texts(data, ends)
+    return _texts(data, ends, pa.py_buffer(np.packbits(present, bitorder="little")), len(present) - filled)
