@@ -41,11 +41,14 @@ _LENGTH_WINDOW_S = 21_600
 
 
 def workload_folder() -> Path | None:
-    """The traces: `workloads` below the folder named by PHASEWISE_SHARED (relative to the package's parent, by default its
-    sibling `shared`); None where there is none."""
-    root = Path(__file__).resolve().parents[2]
-    folder = (root / os.environ.get("PHASEWISE_SHARED", "../shared") / "workloads").resolve()
-    return folder if folder.is_dir() else None
+    """The traces: `workloads` below the folder named by PHASEWISE_SHARED, by default `../shared`, seen from the folder of the
+    process or from the checkout; None where there is none."""
+    named = Path(os.environ.get("PHASEWISE_SHARED", "../shared"))
+    for root in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        folder = (root / named / "workloads").resolve()
+        if folder.is_dir():
+            return folder
+    return None
 
 
 class Lengths(Protocol):
