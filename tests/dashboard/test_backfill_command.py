@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,14 @@ from phasewise.dashboard import cli
 pytestmark = pytest.mark.live
 NOW_S = int(time.time())
 FIRST_S = NOW_S - 7200
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the test, not of its collection, which may be many minutes earlier."""
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "NOW_S", int(time.time()))
+    monkeypatch.setattr(here, "FIRST_S", NOW_S - 7200)
 
 
 def traces_between(low_us: int, high_us: int) -> list[dict[str, object]]:
