@@ -1,9 +1,9 @@
 """The process `receive`: sockets to journal, and nothing else. `python -m phasewise.collector.receiver '{"data": DIR, ...}'`.
 
 When both ports answer, one JSON line on stdout says so and names them. Counters go to `DIR/receive.json` about once a second and
-at the end. Compiled code lies in `DIR/compiled`, or where NUMBA_CACHE_DIR says. SIGTERM and SIGINT stop accepting, write what is queued, and exit 0 within 10 s; a second one exits at once. A busy
-port, a locked journal or a directory without permission is one line on stderr and exit code 4, and nothing was started. The
-process ends when its parent does.
+at the end. Compiled code lies in `DIR/compiled`, or where NUMBA_CACHE_DIR says. SIGTERM and SIGINT stop accepting, write what is
+queued, and exit 0 within 10 s; a second one exits at once. A busy port, a locked journal or a directory without permission is one
+line on stderr and exit code 4, and nothing was started. The process ends when its parent does.
 """
 
 from __future__ import annotations

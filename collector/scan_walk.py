@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from phasewise.collector.scan_fields import field
-from phasewise.collector.scan_numbers import entry
+from phasewise.collector.scan_numbers import entry, inlined
 
-RESOURCE, SCOPE_SPANS, SCOPE = (
-    0,
-    1,
-    2,
-)  # kinds of pieces: bytes of a group's resource, a new scope of a group, bytes of it
+# Kinds of pieces: bytes of a group's resource, a new scope of a group, bytes of it.
+RESOURCE, SCOPE_SPANS, SCOPE = 0, 1, 2
 _MAX_PARTS = 250_000  # as in wire.py: beyond it the plain scanner says so
+
+
+@inlined
+def _put_piece(pieces, found, kind, owner, start, stop):
+    pieces[found, 0], pieces[found, 1], pieces[found, 2], pieces[found, 3] = kind, owner, start, stop
+    return found + 1
 
 
 @entry
@@ -41,21 +44,9 @@ def walk(data, items, owners, pieces):
                     if parts > _MAX_PARTS:
                         return -1, 0, 0
                     if tag == 0x0A:
-                        pieces[found, 0], pieces[found, 1], pieces[found, 2], pieces[found, 3] = (
-                            RESOURCE,
-                            groups,
-                            first,
-                            last,
-                        )
-                        found += 1
+                        found = _put_piece(pieces, found, RESOURCE, groups, first, last)
                 elif tag == 0x12:
-                    pieces[found, 0], pieces[found, 1], pieces[found, 2], pieces[found, 3] = (
-                        SCOPE_SPANS,
-                        groups,
-                        first,
-                        last,
-                    )
-                    found += 1
+                    found = _put_piece(pieces, found, SCOPE_SPANS, groups, first, last)
                     while first < last:
                         tag, begin, stop, _ = field(data, first, last)
                         parts += 1
@@ -66,13 +57,7 @@ def walk(data, items, owners, pieces):
                             items[spans, 0], items[spans, 1], owners[spans] = begin, stop, scopes
                             spans += 1
                         elif tag == 0x0A:
-                            pieces[found, 0], pieces[found, 1], pieces[found, 2], pieces[found, 3] = (
-                                SCOPE,
-                                scopes,
-                                begin,
-                                stop,
-                            )
-                            found += 1
+                            found = _put_piece(pieces, found, SCOPE, scopes, begin, stop)
                     scopes += 1
         groups += 1
     return spans, found, scopes

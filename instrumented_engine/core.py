@@ -110,7 +110,10 @@ class EngineCore:
         outcome = self._executor.execute(plan)
         self._clock.advance(outcome.duration_ns)
         end = self._clock.now_ns()
+        began = self._meter_ns() if self._meter_ns is not None else 0
         finished = self.scheduler.complete(plan, end, outcome.tokens)
+        if self._meter_ns is not None:
+            plan.schedule_ns += self._meter_ns() - began
         if made_of is not None:
             self.recording.add(plan, made_of, running, now, outcome.duration_ns)
         if self._on_step is not None:

@@ -109,9 +109,14 @@ def make_exporter(settings: ExportSettings) -> SpanExporter | None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
         # With an endpoint of its own the exporter wants the whole path; without, it adds it to the environment's.
-        endpoint = settings.endpoint and f"{settings.endpoint.rstrip('/').removesuffix('/v1/traces')}/v1/traces"
+        endpoint = settings.endpoint and http_path(settings.endpoint, "traces")
         return HttpExporter(endpoint=endpoint, timeout=SEND_TIMEOUT_S)
     return None
+
+
+def http_path(endpoint: str, signal: Literal["traces", "metrics"]) -> str:
+    """Where a signal goes over HTTP; `endpoint` may be that of traces already."""
+    return f"{endpoint.rstrip('/').removesuffix('/v1/traces')}/v1/{signal}"
 
 
 class SpanExport:

@@ -1,7 +1,9 @@
 """What /metrics tells, with the names, types, labels and bucket bounds of vLLM 0.32. Pure: no HTTP, no clock.
 
-The counters move by what they are told, so that a live engine and a recorded one share them. Compared with recorded scrapes in ``tests/engine/test_server_metrics.py``. As in vLLM: prompt tokens count when the prompt's first token comes,
-`iteration_tokens_total` holds computed prompt tokens (not the cached ones, and no recomputation) and generated ones.
+The counters of a live engine move by what they are told; what scrapes of a finished run would have shown is worked out by step in
+`vllm_scrapes.py`. Compared with recorded scrapes in ``tests/engine/test_server_metrics.py``. As in vLLM: prompt tokens count when
+the prompt's first token comes, `iteration_tokens_total` holds computed prompt tokens (not the cached ones, and no recomputation)
+and generated ones.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ PHASE_BOUNDS_S = (
     7680.0,
 )  # fmt: skip
 ITERATION_BOUNDS_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
-SERVED = ("stop", "length")
+SERVED = ("stop", "length")  # finish reasons of what ended as it should
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-_PREFILL, _LAST, _DECODES, _RUNNING, _WAITING, _USED, _PREEMPTIONS = (
+_LAST, _DECODES, _RUNNING, _WAITING, _USED, _PREEMPTIONS = (
     STEP_COLUMNS.index(name)
     for name in (
-        "prefill_tokens", "last_chunks", "decode_sequences", "running", "waiting_slot", "kv_blocks_used", "preemptions",
+        "last_chunks", "decode_sequences", "running", "waiting_slot", "kv_blocks_used", "preemptions",
     )
 )  # fmt: skip
 Labels = Mapping[str, str]
@@ -284,7 +286,7 @@ def _scalar(name: str, kind: str, told: str, rows: Iterable[tuple[Labels, float]
     yield f"# HELP {name} {told}"
     yield f"# TYPE {name} {kind}"
     for labels, value in rows:
-        yield f"{name}{_braces(labels)} {float(value)!r}"
+        yield f"{name}{braces(labels)} {float(value)!r}"
 
 
 def _counter(
@@ -301,13 +303,14 @@ def _histogram(name: str, told: str, histogram: Histogram, base: Labels, created
     cumulative = histogram.cumulative()
     for bound, count in zip((*histogram.bounds, None), cumulative, strict=True):
         edge = "+Inf" if bound is None else repr(float(bound))
-        yield f"{name}_bucket{_braces({**base, 'le': edge})} {float(count)!r}"
-    yield f"{name}_count{_braces(base)} {float(cumulative[-1])!r}"
-    yield f"{name}_sum{_braces(base)} {histogram.total!r}"
+        yield f"{name}_bucket{braces({**base, 'le': edge})} {float(count)!r}"
+    yield f"{name}_count{braces(base)} {float(cumulative[-1])!r}"
+    yield f"{name}_sum{braces(base)} {histogram.total!r}"
     yield from _scalar(f"{name}_created", "gauge", told, [(base, created_s)])
 
 
-def _braces(labels: Labels) -> str:
+def braces(labels: Labels) -> str:
+    """Labels as they stand behind a name: in order, escaped; nothing where there are none."""
     if not labels:
         return ""
     inner = ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))

@@ -23,7 +23,7 @@ class PromptChunk:
 @dataclass(slots=True)
 class StepPlan:
     """One scheduler iteration. waiting: sequences left in the queue by QUEUE_REASONS. slots_reserved: seats taken, those of
-    finished sequences of a static batch included. schedule_ns: what the scheduler itself took (wall clock)."""
+    finished sequences of a static batch included. schedule_ns: what the scheduler itself took, planning and completing (wall clock)."""
 
     number: int
     chunks: list[PromptChunk] = field(default_factory=list)

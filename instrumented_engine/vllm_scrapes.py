@@ -16,7 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from phasewise.instrumented_engine import vllm_view
-from phasewise.instrumented_engine.metrics import GAP_BOUNDS_S, ITERATION_BOUNDS_TOKENS, PHASE_BOUNDS_S, TTFT_BOUNDS_S
+from phasewise.instrumented_engine.metrics import (
+    GAP_BOUNDS_S,
+    ITERATION_BOUNDS_TOKENS,
+    PHASE_BOUNDS_S,
+    SERVED,
+    TTFT_BOUNDS_S,
+    Labels,
+    braces,
+)
 from phasewise.instrumented_engine.recording import Floats, Ints, Recording
 from phasewise.instrumented_engine.sequence import Sequence
 from phasewise.instrumented_engine.telemetry import DECODE, RECOMPUTE
@@ -78,16 +86,22 @@ def pages(recording: Recording, server: VllmServer, at_ns: list[int]) -> Iterato
     total = {name: _at(np.cumsum(values).astype(np.float64), last) for name, values in history.moved.items()}
     histograms = {name: _cumulative(edges, seen, last) for name, (edges, seen) in history.observed.items()}
     fixed = _fixed_lines(server)
-    labels = f'engine="0",model_name="{server.model}"'
+    own = {"engine": "0", "model_name": server.model}
+    labels = braces(own)
+    named = {name: _counter_name(name, own) for name in total}
+    buckets = {
+        name: [f"vllm:{name}_bucket{braces(own | {'le': str(edge)})}" for edge in (*edges, "+Inf")]
+        for name, (edges, _, _) in histograms.items()
+    }
     for row, moment in enumerate(at_ns):
         lines = list(fixed)
-        lines += [f"vllm:{name}{{{labels}}} {values[row]!r}" for name, values in level.items()]
-        lines += [_counter(name, labels, float(values[row])) for name, values in total.items()]
-        for name, (edges, counts, sums) in histograms.items():
-            for edge, count in zip((*edges, "+Inf"), counts[row].tolist(), strict=True):
-                lines.append(f'vllm:{name}_bucket{{engine="0",le="{edge}",model_name="{server.model}"}} {float(count)}')
-            lines.append(f"vllm:{name}_count{{{labels}}} {float(counts[row][-1])}")
-            lines.append(f"vllm:{name}_sum{{{labels}}} {float(sums[row])!r}")
+        lines += [f"vllm:{name}{labels} {values[row]!r}" for name, values in level.items()]
+        lines += [f"{named[name]} {float(values[row])}" for name, values in total.items()]
+        for name, (_, counts, sums) in histograms.items():
+            for bucket, count in zip(buckets[name], counts[row].tolist(), strict=True):
+                lines.append(f"{bucket} {float(count)}")
+            lines.append(f"vllm:{name}_count{labels} {float(counts[row][-1])}")
+            lines.append(f"vllm:{name}_sum{labels} {float(sums[row])!r}")
         yield moment, "\n".join(lines) + "\n"
 
 
@@ -102,18 +116,16 @@ def _fixed_lines(server: VllmServer) -> list[str]:
         "kv_offloading_size": None,
         "num_gpu_blocks": server.kv_blocks,
     }
-    told = ",".join(f'{name}="{value}"' for name, value in facts.items())
-    return [f"process_start_time_seconds {server.started_ns / 1e9!r}", f"vllm:cache_config_info{{{told}}} 1.0"]
+    told = braces({name: str(value) for name, value in facts.items()})
+    return [f"process_start_time_seconds {server.started_ns / 1e9!r}", f"vllm:cache_config_info{told} 1.0"]
 
 
-def _counter(name: str, labels: str, value: float) -> str:
-    """`request_success:stop` is a counter with one label more."""
+def _counter_name(name: str, own: Labels) -> str:
+    """With its labels; `request_success:stop` is a counter with one label more."""
     family, _, reason = name.partition(":")
-    if family == "request_success":
-        labels = f'finished_reason="{reason}",{labels}'
-    elif family == "admission_rejections":
-        labels = f'reason="{reason}",{labels}'
-    return f"vllm:{family}_total{{{labels}}} {value}"
+    if reason:
+        own = {**own, "finished_reason" if family == "request_success" else "reason": reason}
+    return f"vllm:{family}_total{braces(own)}"
 
 
 def _at(values: Floats, last: npt.NDArray[np.intp]) -> list[float]:
@@ -157,7 +169,7 @@ def _history(recording: Recording, server: VllmServer) -> _History:
         "prompt_tokens": prompt_tokens,
         "generation_tokens": generated,
     }
-    for reason in (*vllm_view.SERVED, "abort"):  # a client that goes away is not counted
+    for reason in (*SERVED, "abort"):  # a client that goes away is not counted
         ended = np.array([one.finish_reason == reason for one, _ in served], dtype=np.int64)
         moved[f"request_success:{reason}"] = _summed(last, ended, n)
     turned_away = np.searchsorted(end, [spec.arrival_ns for spec, _ in recording.refused], side="left")

@@ -24,6 +24,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationSc
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 
+from phasewise.instrumented_engine.metrics import SERVED
 from phasewise.instrumented_engine.recording import Ints, Recording
 from phasewise.instrumented_engine.sequence import Sequence
 
@@ -31,7 +32,6 @@ SCOPE = "vllm.tracing.otel"
 WRITTEN_NS = (
     2_000_000  # from last token to the end of the span: median of 187 recorded spans under light and normal load
 )
-SERVED = ("stop", "length")  # finish reasons of which a span is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def marked_queued_ns(recording: Recording, arrivals_ns: Ints) -> Ints:
 
 
 def times(recording: Recording) -> list[tuple[Sequence, VllmTimes]]:
-    """The requests of which vLLM sends a span, in the order they ended."""
+    """The requests of which vLLM sends a span (those in SERVED), in the order they ended."""
     served = [one for one in recording.finished if one.finish_reason in SERVED and one.error is None]
     arrivals = np.array([_required(one.queued_ns) for one in served], dtype=np.int64)
     found = []

@@ -6,7 +6,7 @@ fit, chosen by a seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,6 +61,12 @@ class Measured:
     def errors(self, curve: Curve) -> Floats:
         """Absolute relative error of every row."""
         return np.abs(self.seconds(curve) / self.time_s - 1.0)
+
+
+def stated_errors(rows: Sequence[Measured], curve: Curve) -> tuple[int, float, float]:
+    """Rows, median and 90th percentile of the absolute relative error, held-out rows only."""
+    errors = np.concatenate([table.errors(curve)[table.held_out()] for table in rows])
+    return len(errors), float(np.median(errors)), float(np.quantile(errors, 0.9))
 
 
 @cache

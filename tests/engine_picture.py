@@ -27,8 +27,8 @@ WINDOWS_S = (0.0, 0.025, 0.05, 0.1, 0.2)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """tokens_per_s: output tokens over the time from the first arrival to the last end; busy_tokens_per_s: over the time in
-    which steps ran. empty_seats: seats of finished sequences, mean over steps. interactive_ttft_p99_s: of the interactive class
-    where there are classes."""
+    which steps ran. empty_seats: seats of finished sequences, running: sequences at work, both mean over steps. preempted: how often
+    a sequence was put back. interactive_ttft_p99_s: of the interactive class where there are classes."""
 
     name: str
     requests: int
@@ -41,6 +41,8 @@ class Outcome:
     e2e_p99_s: float
     empty_seats: float
     queue_p99_s: float
+    running: float
+    preempted: int
 
 
 def outcome(name: str, recording: Recording) -> Outcome:
@@ -64,6 +66,8 @@ def outcome(name: str, recording: Recording) -> Outcome:
         e2e_p99_s=float(np.quantile(e2e, 0.99)),
         empty_seats=float((columns["slots_reserved"] - columns["running"]).mean()),
         queue_p99_s=float(np.quantile(queue, 0.99)),
+        running=float(columns["running"].mean()),
+        preempted=sum(one.preemptions for one in done),
     )
 
 
@@ -188,9 +192,19 @@ def window_sweep(seed: int) -> list[Outcome]:
     return _compare(arrivals, settings, deployment(), seed)
 
 
+def paged_against_contiguous(seed: int) -> list[Outcome]:
+    """Mixed lengths, more than either serves, in a KV memory of eight sequences of the longest length allowed. No two prompts
+    have anything in common."""
+    paged = EngineConfig(max_num_seqs=256, kv_blocks=4096, max_model_tokens=8192)
+    contiguous = dataclasses.replace(paged, kv_layout="contiguous", prefix_sharing=False)
+    arrivals = poisson(seed, 600, 60.0, mixed_lengths)
+    return _compare(arrivals, [("contiguous", contiguous), ("paged", paged)], deployment(), seed)
+
+
 EXPERIMENTS: dict[str, Callable[[int], list[Outcome]]] = {
     "continuous against static batching, mixed lengths": continuous_against_static,
     "large batch, then separate pools with chunked prefill": large_batch_against_pools,
     "overload: unbounded queue, then admission control": unbounded_queue_against_admission,
     "batching window": window_sweep,
+    "KV memory: contiguous ranges, then pages": paged_against_contiguous,
 }

@@ -9,9 +9,9 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from phasewise.dashboard.answers import package_version
 from phasewise.dashboard.commands.connection import Server, open_data, server_of
 from phasewise.dashboard.commands.engine_recording import Sender, ended_ns, messages_of
 from phasewise.dashboard.commands.engine_settings import near
@@ -130,13 +130,13 @@ def sender_of(scenario: Scenario) -> Sender:
         "phasewise.weight_bits": deployment.precision.weight_bits,
         "phasewise.kv_bits": deployment.precision.kv_bits,
     }
-    return Sender(instance, deployment.model.id, version("phasewise"), {**marks, **facts})
+    return Sender(instance, deployment.model.id, package_version(), {**marks, **facts})
 
 
 def simulated_marks(name: str, *, machine: str, model: str, load: str) -> dict[str, str]:
     """Attributes of a process whose time is simulated, so that no page takes its rows for measured ones. name: of the data set."""
     facts = {
-        "engine": f"phasewise engine {version('phasewise')}",
+        "engine": f"phasewise engine {package_version()}",
         "machine": f"simulated {machine}",
         "model": model,
         "load": load,

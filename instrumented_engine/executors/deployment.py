@@ -22,10 +22,10 @@ class Deployment:
 
     host_step_s, host_token_s: CPU time of a step and of each sequence that gets a token in it (scheduling, input preparation,
     sampling, output). The defaults are assumed for an engine of 2026; Vidur's table has 0.8 ms and 42 us a sequence for one of
-    2024 on one device, 1.5 to 2 ms and 38 to 45 us, and 6 ms of Ray, on several. async_scheduling: it overlaps with the device, else the device waits. launch_s: CPU time to launch one
-    kernel; steps of at most graph_tokens tokens are one CUDA graph when cuda_graphs. cold_s: extra time of the first step,
-    falling linearly to 0 at step cold_steps (allocation, graph capture, autotuning): by the number of the step alone, so that
-    a step asked again costs the same.
+    2024 on one device, 1.5 to 2 ms and 38 to 45 us, and 6 ms of Ray, on several. async_scheduling: it overlaps with the
+    device, else the device waits. launch_s: CPU time to launch one kernel; steps of at most graph_tokens tokens are one CUDA
+    graph when cuda_graphs. cold_s: extra time of the first step, falling linearly to 0 at step cold_steps (allocation, graph
+    capture, autotuning): by the number of the step alone, so that a step asked again costs the same.
     noise_ratio: coefficient of variation of a step. *_slow_ratio: 2 = that resource has half its speed (throttled clock,
     shared link).
     """

@@ -21,9 +21,13 @@ from phasewise.instrumented_engine.executors.operators import Amount, Kept, one_
 from phasewise.instrumented_engine.executors.replica import Replica, replica_of
 from phasewise.instrumented_engine.recording import Floats, Ints, StepComposition
 
-__all__ = ["RESOURCES", "Deployment", "TimeLaw", "kv_blocks_for"]
+__all__ = ["LAW_COLUMNS", "RESOURCES", "Deployment", "TimeLaw", "kv_blocks_for"]
 
 RESOURCES = ("compute", "weight_bytes", "kv_bytes", "host", "communication", "cold_start")
+# Columns of steps that a law reads: five of the prompts, two of what decodes.
+LAW_COLUMNS = (
+    "prefill_tokens", "prefill_pairs", "prefill_past_tokens", "chunks", "last_chunks", "decode_sequences", "context_tokens",
+)  # fmt: skip
 OVERLAP_SHARPNESS = (
     8.0  # two things that run at once and wait for each other now and then: 9 % over the larger when equal
 )
@@ -71,7 +75,7 @@ class TimeLaw:
         The columns may have been altered; a row without tokens takes no time.
         """
         kept = _left(self.kept, without)
-        column = {name: columns[name].astype(np.float64) for name in _USED}
+        column = {name: columns[name].astype(np.float64) for name in LAW_COLUMNS}
         tokens = column["prefill_tokens"] + column["decode_sequences"]
         logits = column["last_chunks"] + column["decode_sequences"]
         number = columns["number"] if "number" in columns else np.arange(len(tokens))
@@ -99,11 +103,6 @@ class TimeLaw:
             left = one_where_any(at.cold_steps - number) * (1.0 - number / at.cold_steps)  # from 1 at step 0 down to 0
             step_s = step_s + works * left * (at.cold_s * kept.cold_start)
         return step_s
-
-
-_USED = (
-    "prefill_tokens", "prefill_pairs", "prefill_past_tokens", "chunks", "last_chunks", "decode_sequences", "context_tokens",
-)  # fmt: skip
 
 
 def _left(kept: Kept, without: str | None) -> Kept:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from phasewise.instrumented_engine.metrics import SERVED
 from phasewise.instrumented_engine.request_telemetry import CANCELLED, Caller, ToolRun, request_telemetry
 from phasewise.instrumented_engine.sequence import Refusal, RequestSpec, Sequence
 from phasewise.instrumented_engine.serving.context_stage import ContextFailed, context_of, save_turn
@@ -252,7 +253,7 @@ class Call:
         """Why the line, or any, did not end as it should."""
         for each in [line] if line else self._lines:
             sequence = each.sequence
-            if sequence is not None and sequence.finish_reason not in ("stop", "length") and not each.stopped:
+            if sequence is not None and sequence.finish_reason not in SERVED and not each.stopped:
                 return sequence.error or f"the engine ended the request: {sequence.finish_reason}"
         return self._error
 

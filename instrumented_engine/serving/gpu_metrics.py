@@ -16,7 +16,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
-from phasewise.instrumented_engine.export import SEND_TIMEOUT_S, ExportSettings, protocol_of
+from phasewise.instrumented_engine.export import SEND_TIMEOUT_S, ExportSettings, http_path, protocol_of
 from phasewise.instrumented_engine.telemetry import SCOPE, WIRE_VERSION, Value
 
 INTERVAL_S = 1.0
@@ -83,7 +83,7 @@ def open_gpu_metrics(settings: ExportSettings, resource: Mapping[str, Value]) ->
 def _metrics_endpoint(endpoint: str | None, protocol: str) -> str | None:
     if endpoint is None or protocol == "grpc":
         return endpoint
-    return f"{endpoint.rstrip('/').removesuffix('/v1/traces')}/v1/metrics"
+    return http_path(endpoint, "metrics")
 
 
 def _text(value: str | bytes) -> str:

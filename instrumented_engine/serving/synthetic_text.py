@@ -1,4 +1,4 @@
-"""Text without a model: words that stand for tokens where only time is simulated. A Tokenizer as in `tokenizer.py`."""
+"""Text without a model: words that stand for tokens where only time is simulated. A Tokenizer as in `llama/tokenizer.py`."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phasewise.instrumented_engine.executors.time_law import LAW_COLUMNS
 from phasewise.instrumented_engine.recording import Floats, Ints
 from phasewise.instrumented_engine.truth.parts import (
     AFTER,
@@ -34,7 +35,7 @@ from phasewise.instrumented_engine.truth.parts import (
     running_step,
     summed,
 )
-from phasewise.instrumented_engine.truth.run import LAW_COLUMNS, PROMPT_COLUMNS, Run
+from phasewise.instrumented_engine.truth.run import PROMPT_COLUMNS, Run
 
 # Taken from the step as it was; compute and others' prompts are handled apart.
 STEP_RESOURCES = ("weight_bytes", "kv_bytes", "host", "communication", "cold_start")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phasewise.instrumented_engine.config import EngineConfig
-from phasewise.instrumented_engine.executors.time_law import RESOURCES, TimeLaw
+from phasewise.instrumented_engine.executors.time_law import LAW_COLUMNS, RESOURCES, TimeLaw
 from phasewise.instrumented_engine.recording import Floats, Ints, StepComposition
 from phasewise.instrumented_engine.truth.direct import Direct
 from phasewise.instrumented_engine.truth.labels import metric_seconds
-from phasewise.instrumented_engine.truth.run import LAW_COLUMNS, Run, run
+from phasewise.instrumented_engine.truth.run import Run, run
 
 FACTUAL = "factual"
 

@@ -14,15 +14,14 @@ import numpy as np
 from phasewise.instrumented_engine.config import EngineConfig
 from phasewise.instrumented_engine.core import EngineCore
 from phasewise.instrumented_engine.executors.simulated import SimulatedExecutor
-from phasewise.instrumented_engine.executors.time_law import TimeLaw
+from phasewise.instrumented_engine.executors.time_law import LAW_COLUMNS, TimeLaw
 from phasewise.instrumented_engine.plan import StepOutcome, StepPlan
 from phasewise.instrumented_engine.recording import Floats, Ints, Recording, StepComposition, composition
 from phasewise.instrumented_engine.sequence import RequestSpec, Sequence
 from phasewise.instrumented_engine.simulation import VirtualClock
 
-# Columns a law reads; taking others' prompts away means setting the first five to what is left.
-PROMPT_COLUMNS = ("prefill_tokens", "prefill_pairs", "prefill_past_tokens", "chunks", "last_chunks")
-LAW_COLUMNS = (*PROMPT_COLUMNS, "decode_sequences", "context_tokens")
+# Taking others' prompts away means setting these of the columns a law reads to what is left.
+PROMPT_COLUMNS = LAW_COLUMNS[:5]
 
 
 class Law(Protocol):

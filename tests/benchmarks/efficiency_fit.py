@@ -21,7 +21,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from efficiency_check import print_checks
-from efficiency_tables import VLLM, Curve, Measured, gpu_of, tables
+from efficiency_tables import VLLM, Curve, Measured, gpu_of, stated_errors, tables
 from shared_data import ROOT, shared_root
 
 Floats = npt.NDArray[np.float64]
@@ -152,12 +152,6 @@ def fit_all_reduce(rows: Sequence[Measured]) -> dict[str, float]:
 def collective(found: dict[str, float]) -> SimpleNamespace:
     by_count = {what: {n: found[f"{what}.{n}"] for n in (2, 4, 8)} for what in ("latency_s", "link_ratio")}
     return SimpleNamespace(sharpness=found["sharpness"], **by_count)
-
-
-def stated_errors(rows: Sequence[Measured], curve: Curve) -> tuple[int, float, float]:
-    """Rows, median and 90th percentile of the absolute relative error, held-out rows only."""
-    errors = np.concatenate([table.errors(curve)[table.held_out()] for table in rows])
-    return len(errors), float(np.median(errors)), float(np.quantile(errors, 0.9))
 
 
 # --- as a rule file --------------------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ def main() -> None:
         outcomes = run(seed)
         print(f"\n{title} ({time.perf_counter() - began:.1f} s)")
         print(f"{'':>18} {'served':>7} {'refused':>8} {'tok/s':>8} {'busy tok/s':>11} {'TTFT p50':>9} {'TTFT p99':>9}"
-              f" {'chat p99':>9} {'queue p99':>10} {'E2E p99':>8} {'empty':>6}")  # fmt: skip
+              f" {'chat p99':>9} {'queue p99':>10} {'E2E p99':>8} {'empty':>6} {'running':>8} {'put back':>9}")  # fmt: skip
         for one in outcomes:
             print(f"{one.name:>18} {one.requests:>7} {one.refused:>8} {one.tokens_per_s:>8.0f} {one.busy_tokens_per_s:>11.0f}"
                   f" {one.ttft_p50_s:>8.3f}s {one.ttft_p99_s:>8.3f}s {one.interactive_ttft_p99_s:>8.3f}s"
-                  f" {one.queue_p99_s:>9.3f}s {one.e2e_p99_s:>7.2f}s {one.empty_seats:>6.1f}")  # fmt: skip
+                  f" {one.queue_p99_s:>9.3f}s {one.e2e_p99_s:>7.2f}s {one.empty_seats:>6.1f} {one.running:>8.1f} {one.preempted:>9}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from efficiency_check import Compared, chunked_prefill, silicon_tpot, splitwise, static_batches
-from efficiency_tables import UNBOUND, VLLM, Curve, Measured, gpu_of, tables
+from efficiency_tables import UNBOUND, VLLM, Curve, Measured, gpu_of, stated_errors, tables
 from shared_data import shared_path
 
 from phasewise.rules.efficiency_file import generic_efficiency
@@ -26,13 +26,8 @@ def committed(efficiency: Efficiency, operator: str) -> Curve | None:
     return found.get(dtype) if dtype else found
 
 
-def error_of(rows: list[Measured], curve: Curve) -> tuple[int, float, float]:
-    errors = np.concatenate([table.errors(curve)[table.held_out()] for table in rows])
-    return len(errors), float(np.median(errors)), float(np.quantile(errors, 0.9))
-
-
 def assert_as_stated(rows: list[Measured], curve: Curve) -> None:
-    count, median, p90 = error_of(rows, curve)
+    count, median, p90 = stated_errors(rows, curve)
     assert count == curve.error.rows
     assert median == pytest.approx(curve.error.median_ratio, abs=0.002)
     assert p90 == pytest.approx(curve.error.p90_ratio, abs=0.005)
@@ -63,7 +58,7 @@ def test_a_curve_is_better_than_the_data_sheet(folder: Path) -> None:
         if table.operator == "all_reduce":
             continue
         curve = committed(gpu_of("h100-sxm").efficiency or generic_efficiency(), table.operator)
-        assert error_of([table], curve)[1] < 0.5 * error_of([table], SimpleNamespace(**vars(UNBOUND)))[1], (
+        assert stated_errors([table], curve)[1] < 0.5 * stated_errors([table], SimpleNamespace(**vars(UNBOUND)))[1], (
             table.operator
         )
 

@@ -1,4 +1,4 @@
-"""The known trade-offs of batching, pools, admission and windows, on four of five drawn seeds."""
+"""The known trade-offs of batching, pools, admission, windows and KV memory, on four of five drawn seeds."""
 
 from __future__ import annotations
 
@@ -61,6 +61,22 @@ def test_a_longer_window_serves_more_in_the_same_busy_time_and_answers_later() -
         return all(
             after.busy_tokens_per_s > before.busy_tokens_per_s and after.ttft_p50_s > before.ttft_p50_s
             for before, after in itertools.pairwise(sweep)
+        )
+
+    holds_mostly(claim)
+
+
+def test_pages_hold_more_sequences_than_ranges_of_the_longest_length() -> None:
+    def claim(seed: int) -> bool:
+        contiguous, paged = picture.paged_against_contiguous(seed)
+        return (
+            contiguous.running <= 8  # as many ranges as there are
+            and contiguous.preempted == 0
+            and paged.running > 4 * contiguous.running
+            and paged.tokens_per_s > 3 * contiguous.tokens_per_s
+            and paged.queue_p99_s < 0.2 * contiguous.queue_p99_s
+            and paged.preempted > 0  # the price: what grows may run out
+            and paged.requests == contiguous.requests == 600
         )
 
     holds_mostly(claim)

@@ -24,7 +24,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '\nassistant: ' }}{% endif %}"
 )
 MESSAGES = [{"role": "user", "content": "hi"}]
-AWKWARD = "naïve 👩‍👩‍👧 café 日本語 🇺🇸 ½ — \n\t end"
 
 
 def byte_characters() -> list[str]:
