@@ -85,16 +85,19 @@ class SpanArchive:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self.directory / f"{_NOTE}.{os.getpid()}"
         temporary.write_text(json.dumps({"segment": number}))
-        temporary.replace(self.directory / _NOTE)
+        _put_in_place(temporary, self.directory / _NOTE)
 
     def _write_file(self, rows: pa.Table, hour: int, name: str) -> None:
         moment = datetime.fromtimestamp(hour * 3600, UTC)
         folder = self.directory / f"date={moment:%Y-%m-%d}" / f"hour={moment:%H}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for above in (folder.parent, self.directory, self.directory.parent):
+                _sync(above)
         temporary = folder / f".{name}.{os.getpid()}.tmp"
         ordered = rows.sort_by([("trace_id", "ascending"), ("start_unix_ns", "ascending")])
         pq.write_table(ordered, temporary, compression="zstd", row_group_size=_ROW_GROUP)
-        temporary.replace(folder / f"{name}.parquet")
+        _put_in_place(temporary, folder / f"{name}.parquet")
 
     def _from_files(self, wanted: pa.Array, received_after_unix_ns: int) -> pa.Table:
         files = [str(path) for path in self.directory.glob("date=*/hour=*/*.parquet")]
@@ -117,6 +120,21 @@ class SpanArchive:
                 if entry.kind == "spans":
                     found.append(entry.rows.filter(pc.is_in(entry.rows["trace_id"], wanted)))
         return found
+
+
+def _put_in_place(written: Path, path: Path) -> None:
+    """Rename a file, durable before and after: the journal segment it was cut from may be deleted next."""
+    _sync(written)
+    written.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def first_copies(rows: pa.Table) -> pa.Table:

@@ -47,9 +47,13 @@ class Assembly:
         return self._entries
 
     def open_from(self, position: Position) -> Position:
-        """Where reading has to begin again to see every span of an open trace; `position` when none is open."""
-        first = self.buffer.first_open_entry()
-        start = self._entry_starts.get(first, position) if first is not None else position
+        """Where reading has to begin again to see a span of every open trace; `position` when none is open.
+
+        A trace that goes on after it had settled is open again with its earlier spans, whose entries nobody kept in mind: the
+        late span that brought it back stands for it, and `reload` gathers the others from the archive.
+        """
+        first = min((n for n in self.buffer.open_entries() if n in self._entry_starts), default=None)
+        start = self._entry_starts[first] if first is not None else position
         for number in [n for n in self._entry_starts if first is None or n < first]:
             del self._entry_starts[number]
         return start or Position(0, 0)

@@ -74,10 +74,9 @@ class TraceBuffer:
         self._keep_recent(taken, now_unix_ns)
         return taken
 
-    def first_open_entry(self) -> int | None:
-        """Number of the oldest journal entry that an open span came with."""
-        found = self.open["entry"].min()
-        return int(found) if isinstance(found, int) else None
+    def open_entries(self) -> list[int]:
+        """Numbers of the journal entries that open spans came with."""
+        return self.open["entry"].drop_nulls().unique().to_list()
 
     def _keep_recent(self, taken: pl.DataFrame, now_unix_ns: int) -> None:
         if taken.is_empty() and self.recent.is_empty():

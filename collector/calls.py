@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from phasewise.collector import trees
+from phasewise.collector.durations import seconds
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.requests import empty_requests, requests_of
 from phasewise.collector.turns import TURN_SCHEMA, turns_of
@@ -112,7 +113,7 @@ def _with_entry(rows: pl.DataFrame, single: pl.DataFrame) -> pl.DataFrame:
     outermost = (
         single.sort("depth", descending=True)
         .group_by(NODE, maintain_order=True)
-        .agg(((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first().cast(pl.Float64) / 1e9).alias("_entry_s"))
+        .agg(seconds((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first()).alias("_entry_s"))
         .with_columns(pl.when(pl.col("_entry_s") >= 0).then("_entry_s").alias("_entry_s"))
     )
     joined = rows.join(outermost, left_on=SPAN, right_on=NODE, how="left", maintain_order="left")

@@ -50,13 +50,14 @@ def admit(transaction: Transaction, spans: pl.DataFrame) -> Admitted:
         content.alias("_content"),
     )
     first = hashed.unique(subset="_span", keep="first", maintain_order=True)
-    repeats = hashed.join(first.select("_span", pl.col("_content").alias("_first")), on="_span", how="inner")
-    inner_conflicts = repeats.filter(pl.col("_content") != pl.col("_first")).height
     known = transaction.query(
         "SELECT l.span AS _span, any_value(l.content) AS _known FROM span_ledger l SEMI JOIN batch b ON l.span = b._span GROUP BY 1",
         batch=first.select("_span"),
     )
-    seen = first.join(known, on="_span", how="inner")
+    # The first copy wins, whether it came in an earlier batch or in this one: every later copy is held against that one.
+    own = first.select("_span", pl.col("_content").alias("_known")).join(known, on="_span", how="anti")
+    kept = pl.concat([known, own])
+    conflicts = hashed.join(kept, on="_span", how="inner").filter(pl.col("_content") != pl.col("_known")).height
     new = first.join(known.select("_span"), on="_span", how="anti", maintain_order="left")
     late = transaction.query(
         "SELECT l.trace AS _trace FROM span_ledger l SEMI JOIN batch b ON l.trace = b._trace GROUP BY 1 HAVING count(*) <= ?",
@@ -72,12 +73,11 @@ def admit(transaction: Transaction, spans: pl.DataFrame) -> Admitted:
             "received_unix_ns",
         ),
     )
-    outer_conflicts = seen.filter(pl.col("_content") != pl.col("_known")).height
     return Admitted(
         spans=new.drop("_span", "_trace", "_content"),
         late=new.join(late, on="_trace", how="semi").select("trace_id").unique(),
-        duplicates=spans.height - new.height - inner_conflicts - outer_conflicts,
-        conflicts=inner_conflicts + outer_conflicts,
+        duplicates=spans.height - new.height - conflicts,
+        conflicts=conflicts,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from phasewise.collector.calls import calls_of
+from phasewise.collector.durations import seconds
 from phasewise.collector.fronts import with_fronts, with_shapes
 from phasewise.collector.identity import identities
 from phasewise.collector.profiles import UNMAPPED, Profiles
@@ -100,8 +101,9 @@ def unmapped_counts(classified: pl.DataFrame) -> dict[str, int]:
 def startup_events(classified: pl.DataFrame) -> list[Annotation]:
     """Start-up spans are marks on the time axis, not requests."""
     startup = classified.filter(pl.col("role") == "startup").sort("start_unix_ns")
-    seconds = (pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9
-    rows = startup.select("start_unix_ns", "name", seconds.alias("s"), "instance").iter_rows()
+    rows = startup.select(
+        "start_unix_ns", "name", seconds(pl.col("end_unix_ns") - pl.col("start_unix_ns")).alias("s"), "instance"
+    ).iter_rows()
     return [
         Annotation(unix_ns=start, kind="startup", text=f"{name}: {length:.3g} s", source=f"spans:{instance}")
         for start, name, length, instance in rows

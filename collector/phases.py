@@ -14,6 +14,7 @@ from operator import and_, or_
 import polars as pl
 
 from phasewise.collector import trees
+from phasewise.collector.durations import seconds
 from phasewise.rules.engine_parts import Derivation, Moment
 from phasewise.rules.engine_profile import EngineProfile, dependencies
 
@@ -99,7 +100,7 @@ def with_slices(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame
     """Phase seconds from child spans as columns `_slice:x`, and moments from them, joined to the request spans."""
     found = trees.extents(parts)
     interruptions = _interruptions(profile, parts)
-    lengths = found.with_columns(((pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9).alias("s"))
+    lengths = found.with_columns(seconds(pl.col("end_unix_ns") - pl.col("start_unix_ns")).alias("s"))
     if interruptions is not None:
         inside = trees.overlaps(found, interruptions, GROUP)
         lengths = lengths.join(inside, on=[*GROUP, "name"], how="left").with_columns(
@@ -130,7 +131,7 @@ def with_slices(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame
             per_root = per_root.join(unions, on=GROUP, how="left")
         elif part.how == "first":
             own = parts.filter(pl.col("name").is_in(part.names)).sort("start_unix_ns", "end_unix_ns")
-            length = (pl.col("end_unix_ns") - pl.col("start_unix_ns")).first().cast(pl.Float64) / 1e9
+            length = seconds((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first())
             firsts = own.group_by(GROUP, maintain_order=True).agg(length.alias(f"_slice:{name}"))
             per_root = per_root.join(firsts, on=GROUP, how="left")
     return frame.join(per_root, left_on=["trace_id", "span_id"], right_on=GROUP, how="left", maintain_order="left")
@@ -205,7 +206,7 @@ def _distrusted(frame: pl.DataFrame, profile: EngineProfile, name: str) -> pl.Da
 def _derived(frame: pl.DataFrame, step: Derivation) -> pl.DataFrame:
     if step.between:
         first, last = step.between
-        value = (pl.col(last) - pl.col(first)).cast(pl.Float64) / 1e9
+        value = seconds(pl.col(last) - pl.col(first))
         source = "measured:span"
     elif step.per_gap:
         gaps = pl.when(pl.col("output_tokens") >= 2).then(pl.col("output_tokens") - 1)

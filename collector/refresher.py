@@ -20,7 +20,7 @@ from phasewise.collector.request_table import replace_rows
 from phasewise.collector.requests import FULL_SCHEMA
 from phasewise.collector.rollups import minutes_of
 from phasewise.collector.store import Store, Transaction
-from phasewise.collector.watermarks import Watermarks
+from phasewise.collector.watermarks import FUTURE_NS, Watermarks
 
 log = logging.getLogger(__name__)
 NEIGHBOURS_NS = 500_000_000  # least time between two refreshes of rows already attributed
@@ -100,10 +100,11 @@ class Refresher:
         work = self._work.get(instance)
         return work.fresh if work else pl.DataFrame(schema=FULL_SCHEMA)
 
-    def take_minutes(self) -> set[int]:
-        """Minutes that rows were written into since the last call."""
+    def take_minutes(self, now_ns: int) -> set[int]:
+        """Minutes that rows were written into since the last call; none of the future, which no rollup shows: their rows are
+        written once more when their time has come."""
         minutes, self._minutes = self._minutes, set()
-        return minutes
+        return {minute for minute in minutes if minute <= now_ns + FUTURE_NS}
 
     def refresh(self, transaction: Transaction, now_ns: int, force: bool = False) -> int:
         """Attribute what is due and write it; the number of rows written."""

@@ -7,6 +7,7 @@ import re
 import polars as pl
 
 from phasewise.collector import phases, trees
+from phasewise.collector.durations import seconds
 from phasewise.collector.keys import span_keys
 from phasewise.collector.profiles import PART, PHASE
 from phasewise.collector.readings import Value, attribute_columns, counts, numbers, read_key, suffixed, texts, triples
@@ -90,7 +91,7 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         pl.col("start_unix_ns").alias("arrival_unix_ns"),
         "received_unix_ns",
         pl.col("parent_span_id").is_not_null().alias("_called"),
-        ((pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9).alias("_span_s"),
+        seconds(pl.col("end_unix_ns") - pl.col("start_unix_ns")).alias("_span_s"),
         pl.lit(profile.id).alias("engine"),
         pl.when(pl.col("status_code") == 2)
         .then(pl.lit(profile.error_outcome))
@@ -148,8 +149,8 @@ def _with_event_times(frame: pl.DataFrame, profile: EngineProfile, roots: pl.Dat
         names = "|".join(re.escape(event) for event in key.events)
         marks = roots["events"].str.extract_all(rf'"name":"(?:{names})","unix_ns":\d+')
         first = marks.list.eval(pl.element().str.extract(r"(\d+)$").cast(pl.Int64)).list.min()
-        told = ((first - roots["start_unix_ns"]).cast(pl.Float64) / 1e9).alias("_event_s")
-        frame = frame.with_columns(told)
+        told = (first - roots["start_unix_ns"]).alias("_event_ns")
+        frame = frame.with_columns(told).with_columns(seconds(pl.col("_event_ns")).alias("_event_s")).drop("_event_ns")
         earlier = pl.col("_event_s").is_not_null() & (pl.col(name).is_null() | (pl.col("_event_s") < pl.col(name)))
         attribute = pl.when(pl.col(name).is_not_null()).then(pl.lit("measured:attribute"))
         source = pl.when(earlier).then(pl.lit("measured:event")).otherwise(attribute)

@@ -6,6 +6,7 @@ import json
 
 import polars as pl
 
+from phasewise.collector.durations import seconds
 from phasewise.collector.records import EngineStep
 from phasewise.collector.schemas import polars_schema
 
@@ -59,10 +60,10 @@ def _steps_of_one(instance: str, attributes: dict[str, object]) -> pl.DataFrame 
         frame = pl.DataFrame(present, schema=dict.fromkeys(present, pl.Int64))
     except (TypeError, pl.exceptions.PolarsError):
         return None
-    seconds = [(pl.col(c).cast(pl.Float64) / 1e9).alias(c) for c in ("duration_s", "schedule_s") if c in present]
+    in_seconds = [seconds(pl.col(c)).alias(c) for c in ("duration_s", "schedule_s") if c in present]
     missing = [pl.lit(None, dtype=kind).alias(c) for c, kind in STEP_SCHEMA.items() if c not in present]
     return (
-        frame.with_columns(seconds)
+        frame.with_columns(in_seconds)
         .with_columns(missing)
         .with_columns(
             pl.lit(instance).alias("instance"),

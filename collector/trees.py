@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from phasewise.collector.durations import seconds
+
 MAX_DEPTH = 64  # a parent chain longer than that is a loop
 _LINK = ("trace_id", "span_id")
 
@@ -88,7 +90,7 @@ def merged(intervals: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 def union_seconds(intervals: pl.DataFrame, by: list[str], name: str) -> pl.DataFrame:
     """Length of the union of each group's intervals in seconds, as column `name`."""
-    length = (pl.col("end_unix_ns") - pl.col("start_unix_ns")).sum().cast(pl.Float64) / 1e9
+    length = seconds((pl.col("end_unix_ns") - pl.col("start_unix_ns")).sum())
     return merged(intervals, by).group_by(by).agg(length.alias(name))
 
 
@@ -98,5 +100,5 @@ def overlaps(spans: pl.DataFrame, disjoint: pl.DataFrame, by: list[str]) -> pl.D
     pairs = spans.join(disjoint, on=by, how="inner", suffix="_other")
     start = pl.max_horizontal("start_unix_ns", "start_unix_ns_other")
     end = pl.min_horizontal("end_unix_ns", "end_unix_ns_other")
-    inside = pl.max_horizontal(end - start, pl.lit(0)).sum().cast(pl.Float64) / 1e9
+    inside = seconds(pl.max_horizontal(end - start, pl.lit(0)).sum())
     return pairs.group_by(*by, "name").agg(inside.alias("overlap_s"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from phasewise.collector import trees
+from phasewise.collector.durations import seconds
 from phasewise.collector.keys import span_keys
 from phasewise.collector.records import Turn
 from phasewise.collector.schemas import polars_schema
@@ -83,10 +84,10 @@ def _turn_rows(roots: pl.DataFrame, calls: pl.DataFrame, tools: pl.DataFrame) ->
     )
     calls_s = pl.col("calls_s").fill_null(0.0)
     covered_s = pl.col("covered_s").fill_null(0.0)
-    length = (pl.col("end_unix_ns") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9
+    length = seconds(pl.col("end_unix_ns") - pl.col("start_unix_ns"))
     e2e = pl.when(length >= 0).then(length)
     # The engine's clock and the client's differ: only durations of one side are added.
-    before_call = (pl.col("_call_start") - pl.col("start_unix_ns")).cast(pl.Float64) / 1e9
+    before_call = seconds(pl.col("_call_start") - pl.col("start_unix_ns"))
     return frame.select(
         "turn_key",
         "trace_id",

@@ -385,7 +385,7 @@ class Writer:
             if self._counters.value("spans") > admitted:
                 self._archive.write(rows.cast(SPAN_SCHEMA), f"import-{now}")
             self._commit_state(transaction)
-            rollups.rebuild(transaction, self._refresher.take_minutes())
+            rollups.rebuild(transaction, self._refresher.take_minutes(self._clock()))
         return changes
 
     def _add_samples(self, samples: pl.DataFrame, settings: list[SeenSettings]) -> int:
@@ -397,7 +397,7 @@ class Writer:
                 self._touch_sampled(name, samples.filter(pl.col("instance") == name))
             self._refresher.refresh(transaction, now, force=True)
             self._commit_state(transaction)
-            rollups.rebuild(transaction, self._refresher.take_minutes())
+            rollups.rebuild(transaction, self._refresher.take_minutes(self._clock()))
         return count
 
     def _import_requests(self, records: pl.DataFrame) -> dict[str, int]:
@@ -408,7 +408,7 @@ class Writer:
             self._refresher.take(pl.concat([matched.completed, matched.added]))
             self._refresher.refresh(transaction, now, force=True)
             self._commit_state(transaction)
-            rollups.rebuild(transaction, self._refresher.take_minutes())
+            rollups.rebuild(transaction, self._refresher.take_minutes(self._clock()))
         return {"matched": matched.completed.height, "added": matched.added.height}
 
     # --- commit and upkeep ------------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ class Writer:
     def _housekeeping(self) -> None:
         self._housekept_ns = self._clock()
         with self._store.write() as transaction:
-            rollups.rebuild(transaction, self._refresher.take_minutes())
+            rollups.rebuild(transaction, self._refresher.take_minutes(self._clock()))
             ledger.prune(transaction)
         if self._position is None:
             return

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import captures
 import pytest
+from process_tree import children, gone
 from serving import PHASEWISE, Served, phasewise, serving
 from shared_data import shared_path
 
@@ -24,20 +25,6 @@ pytestmark = pytest.mark.live
 EVERYTHING = ("--from", "0", "--to", "4102444800")
 
 
-def children(pid: int) -> dict[str, int]:
-    """Name of each child process, by what it runs."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            command = (entry / "cmdline").read_text()
-        except OSError:
-            continue
-        if int(fields[1]) == pid and fields[0] != "Z":
-            found["receive" if "collector.receiver" in command else "store"] = int(entry.name)
-    return found
-
-
 def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
@@ -45,13 +32,6 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def listens(port: int) -> bool:
