@@ -2,7 +2,8 @@
 
 Written once as Ibis expressions over the unbound relation ``samples``: the joined rows of `engine_samples`, with ``replica``
 (the name spans know the instance by) and ``bin``. Counters become differences between neighbouring samples; a counter
-that falls was reset, and counts from zero. An engine that nobody scrapes and that sends its steps is told by those, thinned as
+that falls was reset, and counts from zero. What moved while scrapes failed is known in sum and not when: in a time bin such a change
+is unknown. An engine that nobody scrapes and that sends its steps is told by those, thinned as
 for a verdict.
 """
 
@@ -34,6 +35,8 @@ _SCHEMA = {name: _IBIS[kind] for name, kind in columns(EngineSample).items()} | 
 }
 # How far before the window the sample may lie that the first difference inside it starts from.
 _REACH_BACK_NS = 120 * 10**9
+# A neighbour further away than this many usual distances is behind a gap.
+_GAP = 3.0
 _COUNTERS = (
     "preemptions",
     "prefix_queries_tokens",
@@ -59,6 +62,18 @@ def _differences(samples: Any) -> Any:
     return samples.mutate(**changes).filter(ibis._["inside"])
 
 
+def _with_gaps(samples: Any) -> Any:
+    """`gap`: the sample before lies behind a gap that reaches over a whole bin. Steps have none: an idle engine makes no step."""
+    in_order = ibis.window(group_by="replica", order_by="unix_ns")
+    timed = samples.mutate(
+        _apart=samples["unix_ns"] - samples["unix_ns"].lag().over(in_order),
+        _bins=samples["bin"] - samples["bin"].lag().over(in_order),
+    )
+    usual = timed["_apart"].median().over(ibis.window(group_by="replica"))
+    is_gap = (timed["_bins"] > 1) & (timed["_apart"] > _GAP * usual) & (timed["source"].fill_null("") != STEPS)
+    return timed.mutate(gap=is_gap.fill_null(False)).drop("_apart", "_bins")
+
+
 def _samples() -> Any:
     return ibis.table(_SCHEMA, name="samples")
 
@@ -69,8 +84,9 @@ def _sql(expression: Any) -> str:
 
 @cache
 def state_sql() -> str:
-    """One row a time bin with samples: gauges summed over replicas (mean in the bin), the fullest KV pool, changes of counters."""
-    samples = _differences(_samples())
+    """One row a time bin with samples: gauges summed over replicas (mean in the bin), the fullest KV pool, changes of counters
+    (null where one of them reaches back over a gap)."""
+    samples = _differences(_with_gaps(_samples()))
     changes = {f"{name}_change": samples[f"{name}_change"].sum() for name in _COUNTERS}
     one = samples.group_by(["bin", "replica"]).aggregate(
         running=samples["running"].mean(),
@@ -78,6 +94,7 @@ def state_sql() -> str:
         kv_usage_ratio=samples["kv_usage_ratio"].max(),
         retracted=samples["retracted"].max(),
         prefix_hit_ratio=samples["prefix_hit_ratio"].mean(),
+        gap=samples["gap"].any(),
         **changes,
     )
     answer = one.group_by("bin").aggregate(
@@ -87,7 +104,7 @@ def state_sql() -> str:
         kv_usage_ratio=one["kv_usage_ratio"].max(),
         retracted=one["retracted"].sum(),
         prefix_hit_ratio=one["prefix_hit_ratio"].mean(),
-        **{f"{name}_change": one[f"{name}_change"].sum() for name in _COUNTERS},
+        **{f"{name}_change": ibis.ifelse(one["gap"].any(), None, one[f"{name}_change"].sum()) for name in _COUNTERS},
     )
     return _sql(answer.order_by("bin"))
 

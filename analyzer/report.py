@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from phasewise.analyzer.confidence import confidence
+from phasewise.analyzer.device_evidence import device_evidence
 from phasewise.analyzer.evidence import Evidence, gather
 from phasewise.analyzer.explain import request_report
 from phasewise.analyzer.findings import (
@@ -64,7 +65,7 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
     signals = window_signals(scene, first.affected, rulebook)
     shares = _judged_shares(first, flight)
     stated = not first.live and bool(first.affected["first_causes"].is_not_null().any())
-    evidence = gather(signals, shares, flight, stated=stated)
+    evidence = [*gather(signals, shares, flight, stated=stated), *device_evidence(scene.devices)]
     finding = weighed(first, evidence)
     signals["objective_metric"] = finding.objective.metric if finding.objective and finding.over_limit else None
     signals |= {"status": finding.status, "primary": finding.primary, "cause": finding.cause}

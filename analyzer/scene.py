@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from phasewise.analyzer.devices import Devices, devices_in, devices_of
 from phasewise.analyzer.filters import rows_in, sample_conditions
 from phasewise.analyzer.replicas import LIVE_NS, Reader, Replica, read_replicas
 from phasewise.analyzer.window import Filter, Window
@@ -50,6 +51,7 @@ class Scene:
     unmapped_spans: int = 0
     facts: Mapping[str, object] = field(default_factory=dict)
     ended: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    devices: Devices = ()  # of these replicas
 
 
 def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_unix_ns: int) -> Scene:
@@ -80,6 +82,7 @@ def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_uni
         unmapped_spans=_unmapped(store),
         facts=_facts(store, served),
         ended=_ended(store, replicas, window, newest, now_unix_ns),
+        devices=devices_of(devices_in(store, window), [replica.instance for replica in replicas]),
     )
 
 

@@ -10,10 +10,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
+from phasewise.collector.devices import DEVICES, device_rows
+from phasewise.collector.devices import PREFIXES as DEVICE_PREFIXES
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import EngineSample
 from phasewise.collector.schemas import polars_schema
@@ -39,24 +41,38 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """One sample (a frame of one row, SAMPLE_SCHEMA), the settings it shows, and how many lines could not be read."""
+    """One sample (a frame of one row, SAMPLE_SCHEMA; of none where the page tells of devices alone), the settings it shows, the
+    devices it tells of (a frame, devices.GPU_SCHEMA), and how many lines could not be read. labels: of the target's resource.
+    """
 
     engine: str
     samples: pl.DataFrame
     settings: dict[str, Setting]
     bad_lines: int = 0
+    devices: pl.DataFrame | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_exposition(
-    text: str, unix_ns: int, profiles: Profiles, *, instance: str | None = None, source: str = "scrape"
+    text: str,
+    unix_ns: int,
+    profiles: Profiles,
+    *,
+    instance: str | None = None,
+    source: str = "scrape",
+    labels: Mapping[str, str] | None = None,
 ) -> Exposition | None:
-    """Sample and settings of one scrape; None when no known engine's metrics are in it.
+    """Sample, settings and devices of one scrape; None when it holds metrics of no known engine and of no device.
 
     Without `instance` the sample is named after engine and process start: `unnamed:vllm_v1@1795973375`.
     """
-    prefixes = tuple(prefix for p in profiles.for_metrics() if p.metrics for prefix in p.metrics.prefixes)
-    points, bad = parse_text(text, prefixes)
-    return sample_of(points, unix_ns, profiles, instance=instance, source=source, bad_lines=bad)
+    points, bad = parse_text(text, metric_prefixes(profiles))
+    return sample_of(points, unix_ns, profiles, instance=instance, source=source, bad_lines=bad, labels=labels)
+
+
+def metric_prefixes(profiles: Profiles) -> tuple[str, ...]:
+    """What the names of metrics begin with that are read: engines' and devices'."""
+    return (*(prefix for p in profiles.for_metrics() if p.metrics for prefix in p.metrics.prefixes), *DEVICE_PREFIXES)
 
 
 def parse_text(text: str, prefixes: tuple[str, ...]) -> tuple[list[Point], int]:
@@ -101,14 +117,19 @@ def sample_of(
     instance: str | None,
     source: str,
     bad_lines: int = 0,
+    labels: Mapping[str, str] | None = None,
 ) -> Exposition | None:
-    """The sample that some points make; the profile with most series of its prefix wins."""
+    """The sample that some points make; an engine before its wrapper, then the profile with most series. labels: of the target's resource."""
     families: dict[str, list[Point]] = {}
     for point in points:
         families.setdefault(point.name, []).append(point)
+    place = labels or {}
+    devices = _devices(families, unix_ns, instance, source, place)
     profile = _profile_of(families, profiles)
     if profile is None or profile.metrics is None:
-        return None
+        if devices is None:
+            return None
+        return Exposition(DEVICES, pl.DataFrame(schema=SAMPLE_SCHEMA), {}, bad_lines, devices, place)
     metrics = profile.metrics
     started = next((p.value for p in families.get(START_TIME, []) if math.isfinite(p.value)), None)
     row: dict[str, object] = dict.fromkeys(SAMPLE_SCHEMA)
@@ -126,17 +147,34 @@ def sample_of(
         "process_start_unix_s": started,
     }
     frame = pl.DataFrame([row], schema=SAMPLE_SCHEMA, orient="row")
-    return Exposition(profile.id, frame, _settings(metrics, families), bad_lines)
+    return Exposition(profile.id, frame, _settings(metrics, families), bad_lines, devices, place)
+
+
+def _devices(
+    families: Mapping[str, list[Point]], unix_ns: int, instance: str | None, source: str, place: Mapping[str, str]
+) -> pl.DataFrame | None:
+    told = [
+        (point.name, point.labels, point.value)
+        for name, points in families.items()
+        if name.startswith(DEVICE_PREFIXES)
+        for point in points
+    ]
+    if not told:  # as on most engines' pages: no frame is made for nothing
+        return None
+    rows = device_rows(told, unix_ns, instance, source, place)
+    return None if rows.is_empty() else rows
 
 
 def _profile_of(families: Mapping[str, list[Point]], profiles: Profiles) -> EngineProfile | None:
-    best, most = None, 0
+    """An engine before what stands around it and passes its metrics on (Triton, Dynamo); then the one with most series."""
+    best, most = None, (False, 0)
     for profile in profiles.for_metrics():
         assert profile.metrics is not None
         prefixes = profile.metrics.prefixes
         count = sum(len(points) for name, points in families.items() if name.startswith(prefixes))
-        if count > most:
-            best, most = profile, count
+        rank = (profile.role == "engine", count)
+        if count and rank > most:
+            best, most = profile, rank
     return best
 
 
@@ -283,15 +321,22 @@ def samples_of_points(
 
     instances: resource text -> instance name. Points of one resource and time make one sample.
     """
-    prefixes = tuple(prefix for p in profiles.for_metrics() if p.metrics for prefix in p.metrics.prefixes)
+    prefixes = metric_prefixes(profiles)
     known = points.filter(pl.any_horizontal(pl.col("name").str.starts_with(prefix) for prefix in prefixes))
     found = []
     for (resource, unix_ns), rows in known.group_by(["resource", "unix_ns"], maintain_order=True):
         flat = [point for row in rows.iter_rows(named=True) for point in _flat(row)]
-        one = sample_of(flat, int(str(unix_ns)), profiles, instance=instances[str(resource)], source="otlp")
+        name, place = instances[str(resource)], _place(str(resource))
+        one = sample_of(flat, int(str(unix_ns)), profiles, instance=name, source="otlp", labels=place)
         if one is not None:
             found.append(one)
     return found, points.height - known.height
+
+
+def _place(resource: str) -> dict[str, str]:
+    """The texts among resource attributes, and numbers as texts."""
+    facts = json.loads(resource)
+    return {key: str(value) for key, value in facts.items() if isinstance(value, str | int)}
 
 
 def _flat(row: dict[str, object]) -> list[Point]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import polars as pl
 import pyarrow as pa
 
+from phasewise.collector.devices import GPU_SCHEMA
 from phasewise.collector.exposition import SAMPLE_SCHEMA, Exposition
 
 SeenSettings = tuple[str, int, Mapping[str, object]]  # name of a scrape, Unix nanoseconds, setting -> value
@@ -38,8 +39,16 @@ def samples_frame(
     settings: list[SeenSettings] = []
     latest: dict[str, Mapping[str, object]] = {}
     for one in found:
+        if one.samples.is_empty():  # a page of devices
+            continue
         name = str(one.samples["instance"][0])
         if one.settings and latest.get(name) != one.settings:  # most scrapes show what the one before showed
             settings.append((name, int(one.samples["unix_ns"][0]), one.settings))
             latest[name] = one.settings
     return pl.concat([one.samples for one in found]), settings
+
+
+def devices_frame(found: Iterable[Exposition]) -> pl.DataFrame:
+    """Readings of devices that came with some expositions (GPU_SCHEMA)."""
+    frames = [one.devices for one in found if one.devices is not None]
+    return pl.concat(frames) if frames else pl.DataFrame(schema=GPU_SCHEMA)

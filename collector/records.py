@@ -197,15 +197,52 @@ class EngineSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSample:
-    """One reading of one device."""
+    """One reading of one device, for each pod that has it where several share it.
+
+    instance: the pod that has the device where the reading says so (`namespace/pod`), else who was asked: a scrape's name, the
+    sender of OTLP metrics, this host.
+    """
 
     instance: str
-    device: str
+    device: str  # UUID, with the number of its slice behind it where it is one; else host and number
     unix_ns: int
-    utilization_ratio: float | None = None
+    source: str | None = None  # scrape, otlp, import, nvml
+    host: str | None = None
+    namespace: str | None = None
+    pod: str | None = None
+    container: str | None = None
+    model: str | None = None  # of the device
+    utilization_ratio: float | None = None  # time with a kernel on the device: not how well it was used
     memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
     power_w: float | None = None
+    energy_j: float | None = None  # counter
     sm_clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    temperature_c: float | None = None
+    engine_active_ratio: float | None = None
+    sm_active_ratio: float | None = None
+    sm_occupancy_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    dram_active_ratio: float | None = None
+    pcie_sent_bytes_per_s: float | None = None
+    pcie_received_bytes_per_s: float | None = None
+    nvlink_sent_bytes_per_s: float | None = None
+    nvlink_received_bytes_per_s: float | None = None
+    throttle_reasons: int | None = None  # bits as NVML's clocks event reasons; 0: none
+    xid: int | None = None  # the last XID error; 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an instance runs, as its resource says: what device readings are joined to it by."""
+
+    instance: str
+    host: str | None = None
+    node: str | None = None
+    namespace: str | None = None
+    pod: str | None = None
+    pod_uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +282,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
-    """A mark on the time axis: deploy, config change, alert, restart."""
+    """A mark on the time axis: deploy, config change, alert, restart, xid (an error of a device)."""
 
     unix_ns: int
     kind: str

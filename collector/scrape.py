@@ -1,6 +1,7 @@
-"""Scraping engines in the background: one thread a URL, a fixed rhythm, gaps are gaps.
+"""Scraping engines in the background: one thread a target, a fixed rhythm, gaps are gaps.
 
-A scrape that fails or comes late is no sample: nothing is repeated or interpolated. Who wants to know why asks `status`.
+Targets are stated, or found by discovery and then come and go while this runs. One that is slow delays no other. A scrape that
+fails or comes late is no sample: nothing is repeated or interpolated. Who wants to know why asks `status`.
 """
 
 from __future__ import annotations
@@ -9,40 +10,49 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 from urllib.parse import urlsplit
 
-import httpx
-
-from phasewise.collector.exposition import Exposition, read_exposition
+from phasewise.collector.exposition import Exposition
 from phasewise.collector.profiles import Profiles
+from phasewise.collector.scraping.file_discovery import FileDiscovery, Found
+from phasewise.collector.scraping.jobs import INTERVAL_S, TIMEOUT_S, Endpoint, Job, url_job
+from phasewise.collector.scraping.kubernetes_discovery import KubernetesDiscovery
+from phasewise.collector.scraping.outbox import Outbox
+from phasewise.collector.scraping.target import Reading, Target
 from phasewise.rules.engine_profile import EngineProfile
-from phasewise.rules.errors import InputError
 
-log = logging.getLogger(__name__)
-INTERVAL_S = 1.0
-TIMEOUT_S = 2.0
-BODY_BYTES = 16 << 20
-_LOG_EVERY_NS = 600 * 10**9  # between two lines in the log while nothing changes
+TARGETS = 256  # a thread and a parse each; more belong into Prometheus, which `ingest --prometheus` reads
+
+LOG = logging.getLogger(__name__)
+_AGAIN_S = 30.0  # until a discovery that broke is begun again
+_LAST_S = 2.0  # for storing what waits when this stops
+
+
+class Discovery(Protocol):
+    """Runs until told to stop and tells what there is whenever that changes."""
+
+    kind: str
+
+    def run(self, stopping: threading.Event, on_found: Found) -> None: ...
 
 
 @dataclass(slots=True)
-class Target:
-    """One URL and how scraping it goes."""
+class Source:
+    """Where a job's targets come from, what it found, and what is wrong with it."""
 
-    url: str
-    instance: str
-    scrapes: int = 0
-    failures: int = 0
-    up: bool | None = None  # None: not tried yet
-    last_error: str = ""
-    last_unix_ns: int = 0  # of the last scrape that worked
-    not_stored: str = ""
-    logged_unix_ns: int = 0
+    job: Job
+    kind: str
+    endpoints: Sequence[Endpoint] = ()
+    problem: str = ""
+    told_unix_ns: int = 0  # of the last change
+    left_out: int = 0  # beyond TARGETS
 
 
 class Scraper:
-    """Reads /metrics of every URL each second and hands what it finds to `on_samples`.
+    """Reads /metrics of every target in its rhythm and hands what it finds to `on_samples`.
 
     Raises InputError for a URL that cannot be scraped. on_samples gets a list of expositions; clock: Unix nanoseconds.
     """
@@ -54,114 +64,134 @@ class Scraper:
         on_samples: Callable[[list[Exposition]], object],
         clock: Callable[[], int] = time.time_ns,
         *,
+        jobs: Sequence[Job] = (),
         interval_s: float = INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
+        targets: int = TARGETS,
     ) -> None:
-        self._targets = [_target(url) for url in dict.fromkeys(urls)]
         self._profiles = Profiles(engines)
-        self._on_samples = on_samples
+        self._outbox = Outbox(on_samples)
         self._clock = clock
-        self._interval_s = interval_s
-        self._timeout_s = timeout_s
+        self._most = targets
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._handed = threading.Event()  # set when no reading comes any more
+        self._handing: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._running: dict[Target, threading.Thread] | None = None  # None: not started
+        self._targets: dict[str, Target] = {}  # by URL: an address is scraped once, for the first job that names it
+        self._sources: list[tuple[Source, Discovery | None]] = []
+        stated = [url_job(urls, interval_s, timeout_s)] if urls else []
+        for job in (*stated, *jobs):
+            if job.endpoints:
+                self._sources.append((Source(job, "static", job.endpoints), None))
+            if job.files:
+                self._sources.append((Source(job, FileDiscovery.kind), FileDiscovery(job)))
+            if job.kubernetes:
+                self._sources.append((Source(job, KubernetesDiscovery.kind), KubernetesDiscovery(job)))
+        self._settle()
 
     def start(self) -> None:
-        for target in self._targets:
-            thread = threading.Thread(target=self._run, args=(target,), name=f"scrape {target.instance}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        self._handing = threading.Thread(target=self._outbox.run, args=(self._handed,), name="hand over", daemon=True)
+        self._handing.start()
+        with self._lock:
+            self._running = {}
+            self._settle()
+        for source, discovery in self._sources:
+            if discovery is not None:
+                name = f"discover {source.job.name} {source.kind}"
+                threading.Thread(target=self._discover, args=(source, discovery), name=name, daemon=True).start()
 
     def stop(self) -> None:
         """Return when no scrape is under way any more."""
         self._stopping.set()
-        for thread in self._threads:
-            thread.join(self._timeout_s + 1)
+        with self._lock:
+            running = dict(self._running or {})
+            for target in running:
+                target.stopping.set()
+        until = time.monotonic() + max((target.job.timeout_s for target in running), default=0.0) + 1
+        for thread in running.values():
+            thread.join(max(0.0, until - time.monotonic()))
+        self._handed.set()
+        if self._handing is not None:
+            self._handing.join(_LAST_S)
 
     def status(self) -> list[dict[str, object]]:
-        """One object a URL: whether the last scrape worked (null before the first), scrapes, failures, last error, the time of
-        the last sample and its age."""
+        """One object a target: job, address, labels, engine, whether the last scrape worked (null before the first), scrapes,
+        failures, last error, the time of the last sample and its age, and how late it runs."""
         now = self._clock()
-        return [
-            {
-                "url": t.url,
-                "up": t.up,
-                "last_success_age_s": (now - t.last_unix_ns) / 1e9 if t.last_unix_ns else None,
-                "instance": t.instance,
-                "scrapes": t.scrapes,
-                "failures": t.failures,
-                "last_error": t.last_error,
-                "last_unix_ns": t.last_unix_ns,
-            }
-            for t in self._targets
-        ]
+        with self._lock:
+            return [target.status(now) for target in self._targets.values()]
 
-    def _run(self, target: Target) -> None:
-        with httpx.Client(timeout=self._timeout_s, follow_redirects=False) as client:
-            due = time.monotonic()
-            while not self._stopping.is_set():
-                self._scrape(client, target)
-                due += self._interval_s
-                late = time.monotonic() - due
-                if late > 0:
-                    due += late  # no burst after a pause
-                self._stopping.wait(max(0.0, due - time.monotonic()))
+    def sources(self) -> list[dict[str, object]]:
+        """One object a place where targets come from: job, kind (static, file, kubernetes), targets, what is wrong."""
+        with self._lock:
+            return [
+                {
+                    "job": source.job.name,
+                    "kind": source.kind,
+                    "targets": len(source.endpoints),
+                    "left_out": source.left_out,
+                    "problem": source.problem,
+                    "changed_unix_ns": source.told_unix_ns,
+                }
+                for source, _ in self._sources
+            ]
 
-    def _scrape(self, client: httpx.Client, target: Target) -> None:
-        at = self._clock()
-        try:
-            text = _body(client, target.url)
-            found = read_exposition(text, at, self._profiles, instance=target.instance)
-            if found is None:
-                raise ValueError("the answer holds metrics of no known engine")
-        except (httpx.HTTPError, ValueError) as error:
-            self._failed(target, f"{type(error).__name__}: {error}"[:200], at)
-            return
-        if target.up is False:
-            log.info("scraping %s works again", target.url)
-            target.logged_unix_ns = 0
-        target.up, target.last_error = True, ""
-        target.scrapes += 1
-        target.last_unix_ns = at
-        self._hand_over(target, found)
+    def _discover(self, source: Source, discovery: Discovery) -> None:
+        """Whatever it meets outside, a discovery goes on; what it knew stays."""
+        while not self._stopping.is_set():
+            try:
+                discovery.run(self._stopping, partial(self._found, source))
+            except Exception as error:
+                LOG.exception("discovery of %s fails", source.job.name)
+                with self._lock:
+                    source.problem = f"{type(error).__name__}: {error}"[:200]
+                self._stopping.wait(_AGAIN_S)
 
-    def _hand_over(self, target: Target, found: Exposition) -> None:
-        """The sample is lost where it cannot be stored; the thread goes on, and the writer's health says why."""
-        try:
-            self._on_samples([found])
-        except Exception as error:
-            if not target.not_stored:
-                log.warning("a sample of %s is lost: %s: %s", target.url, type(error).__name__, error)
-            target.not_stored = str(error)
-        else:
-            target.not_stored = ""
+    def _found(self, source: Source, endpoints: Sequence[Endpoint], problem: str) -> None:
+        """What a discovery tells; nothing any more once this stops."""
+        with self._lock:
+            if not self._stopping.is_set():
+                source.endpoints, source.problem = endpoints, problem
+                source.told_unix_ns = self._clock()
+                self._settle()
 
-    @staticmethod
-    def _failed(target: Target, reason: str, at_unix_ns: int) -> None:
-        if target.up is not False or at_unix_ns - target.logged_unix_ns >= _LOG_EVERY_NS:
-            log.warning("scraping %s fails: %s", target.url, reason)
-            target.logged_unix_ns = at_unix_ns
-        target.failures += 1
-        target.up, target.last_error = False, reason
-
-
-def _body(client: httpx.Client, url: str) -> str:
-    with client.stream("GET", url) as answer:
-        answer.raise_for_status()
-        parts, size = [], 0
-        for chunk in answer.iter_bytes():
-            size += len(chunk)
-            if size > BODY_BYTES:
-                raise ValueError(f"the answer is longer than {BODY_BYTES >> 20} MiB")
-            parts.append(chunk)
-    return b"".join(parts).decode("utf-8", "replace")
+    def _settle(self) -> None:
+        """Make the targets those of the sources: begin what is new, end what is gone, leave alone what stays."""
+        wanted: dict[str, tuple[Job, Endpoint]] = {}
+        names: set[str] = set()
+        for source, _ in self._sources:
+            source.left_out = 0
+            for endpoint in source.endpoints:
+                if endpoint.url in wanted:
+                    continue
+                if len(wanted) >= self._most:
+                    source.left_out += 1
+                    continue
+                own = _named(endpoint, names)
+                names.add(own.instance)
+                wanted[endpoint.url] = (source.job, own)
+        for url, target in list(self._targets.items()):
+            if wanted.get(url) != (target.job, target.endpoint):
+                target.stopping.set()
+                del self._targets[url]
+                if self._running is not None:
+                    self._running.pop(target, None)
+        for url, (job, endpoint) in wanted.items():
+            if url not in self._targets:
+                self._targets[url] = Target(job, endpoint)
+            target = self._targets[url]
+            if self._running is not None and target not in self._running and not self._stopping.is_set():
+                reading = Reading(target, self._profiles, self._outbox.put, self._clock)
+                thread = threading.Thread(target=reading.run, name=f"scrape {endpoint.instance}", daemon=True)
+                self._running[target] = thread
+                thread.start()
 
 
-def _target(url: str) -> Target:
-    text = url if "://" in url else f"http://{url}"
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError("--scrape", url, "is no address to scrape", "write http://HOST:PORT/metrics")
-    path = parts.path if parts.path not in ("", "/") else "/metrics"
-    query = f"?{parts.query}" if parts.query else ""
-    return Target(f"{parts.scheme}://{parts.netloc}{path}{query}", parts.netloc.rpartition("@")[2])
+def _named(endpoint: Endpoint, taken: set[str]) -> Endpoint:
+    """Two ports of one pod are two instances: the second one carries its port, else its whole address."""
+    if endpoint.instance not in taken:
+        return endpoint
+    port = f":{urlsplit(endpoint.url).port or ''}"
+    by_port = endpoint.shown_url if endpoint.instance.endswith(port) else f"{endpoint.instance}{port}"
+    return replace(endpoint, instance=by_port if by_port not in taken else endpoint.shown_url)

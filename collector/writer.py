@@ -27,19 +27,22 @@ from phasewise.collector.client_records import match_records
 from phasewise.collector.completion import NEAR_NS, Identifiers
 from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
+from phasewise.collector.device_table import add_devices, error_marks
 from phasewise.collector.exposition import Exposition, samples_of_points
-from phasewise.collector.frames import SeenSettings, frame_of, samples_frame
+from phasewise.collector.frames import SeenSettings, devices_frame, frame_of, samples_frame
 from phasewise.collector.identity import identities
 from phasewise.collector.importers import Imported
 from phasewise.collector.journal import Entry, JournalReader, Position
 from phasewise.collector.normalize import startup_events
 from phasewise.collector.phases import told_within
+from phasewise.collector.places import Places
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.recordings import note_recordings
 from phasewise.collector.records import SPAN_SCHEMA, Annotation
 from phasewise.collector.refresher import Refresher
 from phasewise.collector.registry import Registry
 from phasewise.collector.request_table import changes_of, delete_rows, replace_turns
+from phasewise.collector.restarts import Restarts
 from phasewise.collector.sample_table import add_samples, deviations, mark_joined
 from phasewise.collector.steps import steps_of
 from phasewise.collector.store import Store, Transaction
@@ -87,6 +90,7 @@ class Writer:
         self._wrote = False
         self._write_error = ""
         self._scrapes: Callable[[], list[dict[str, object]]] = list
+        self._sources: list[Callable[[], list[dict[str, object]]]] = []
         self._recover()
 
     # --- what others call -------------------------------------------------------------------------------------------
@@ -110,9 +114,10 @@ class Writer:
     ) -> int:
         """Samples (rows of `engine_samples`, or whole expositions with their settings): joined, and the rows of that time
         attributed anew when this returns; the number of new samples."""
-        frame, known = samples_frame(samples)
+        found = [] if isinstance(samples, pa.Table | pl.DataFrame) else list(samples)
+        frame, known = samples_frame(found or samples)
         with self._lock:
-            return self._guarded(lambda: self._add_samples(frame, known))
+            return self._guarded(lambda: self._add_samples(frame, known, found))
 
     def add_requests(self, rows: pa.Table | pl.DataFrame) -> dict[str, int]:
         """Client records as rows of `requests`: they complete the rows of the calls they saw, or become rows themselves.
@@ -146,7 +151,7 @@ class Writer:
         def add() -> int:
             self._counters.add("metric_points", points.height)
             self._counters.add("unmapped_metric_points", strange)
-            return self._add_samples(frame, settings)
+            return self._add_samples(frame, settings, found)
 
         with self._lock:
             return self._guarded(add)
@@ -161,9 +166,18 @@ class Writer:
         with self._lock:
             self._guarded(add)
 
-    def watch(self, scrapes: Callable[[], list[dict[str, object]]]) -> None:
-        """Where health reads how scraping goes (Scraper.status)."""
+    def watch(
+        self,
+        scrapes: Callable[[], list[dict[str, object]]],
+        sources: Callable[[], list[dict[str, object]]] = list,
+    ) -> None:
+        """Where health reads how scraping goes (Scraper.status) and where its targets come from (Scraper.sources)."""
         self._scrapes = scrapes
+        self.watch_also(sources)
+
+    def watch_also(self, sources: Callable[[], list[dict[str, object]]]) -> None:
+        """One more place that samples come from."""
+        self._sources.append(sources)
 
     def health(self) -> dict[str, object]:
         """What data health shows: counters, unmapped spans, watermarks, unjoined samples, journal position and lag."""
@@ -173,6 +187,7 @@ class Writer:
                 "write_error": self._write_error,
                 "remedy": _REMEDY if self._write_error else "",
                 "scrapes": self._scrapes(),
+                "scrape_sources": [one for sources in self._sources for one in sources()],
                 "counters": self._counters.named(),
                 "unmapped": self._counters.labels("unmapped_spans"),
                 "watermarks": {k: v for k, v in self._watermarks.all(now).items() if abs(v) < 2**61},
@@ -229,6 +244,7 @@ class Writer:
         )
         self._watermarks.see(hour, now)
         self._rejoined_ns = 0
+        self._restarts, self._places = Restarts(), Places()
         self._refresher = Refresher(self._attribute, self._registry, self._watermarks, self._counters)
         self._refresher.recall(self._store)
         self._assembly = Assembly(self._profiles, self._archive, self._counters, self._clock)
@@ -275,6 +291,7 @@ class Writer:
     def _take_spans(self, transaction: Transaction, received: pl.DataFrame) -> None:
         new, named = self._assembly.take(transaction, received)
         note_recordings(transaction, new)
+        self._places.see_resources(transaction, new["resource"])
         if not named.is_empty():
             self._write_steps(transaction, named.filter(pl.col("role") == "steps"))
             self._write_events(transaction, startup_events(named))
@@ -312,6 +329,7 @@ class Writer:
         self._counters.add("unmapped_metric_points", strange)
         frame, settings = samples_frame(found)
         self._write_samples(transaction, frame, settings)
+        self._write_devices(transaction, found)
 
     def _write_steps(self, transaction: Transaction, spans: pl.DataFrame) -> None:
         steps, broken = steps_of(spans)
@@ -337,6 +355,7 @@ class Writer:
 
     def _write_samples(self, transaction: Transaction, samples: pl.DataFrame, settings: list[SeenSettings]) -> int:
         new = add_samples(transaction, samples)
+        self._write_events(transaction, self._restarts.marks(transaction, new))
         if new.is_empty() and not settings:
             return 0
         past = new.filter(pl.col("unix_ns") <= self._clock() + FUTURE_NS)
@@ -347,6 +366,17 @@ class Writer:
         self._counters.add("samples", new.height)
         for (name,), own in past.group_by("instance"):
             self._touch_sampled(str(name), own)
+        return new.height
+
+    def _write_devices(self, transaction: Transaction, found: Iterable[Exposition]) -> int:
+        """Readings of devices, and where the targets stand that told them."""
+        own = list(found)
+        for one in own:
+            if not one.samples.is_empty():
+                self._places.see_labels(transaction, str(one.samples["instance"][0]), one.labels)
+        new = add_devices(transaction, devices_frame(own))
+        self._counters.add("device_readings", new.height)
+        self._write_events(transaction, error_marks(transaction, new))
         return new.height
 
     def _touch_sampled(self, name: str, samples: pl.DataFrame) -> None:
@@ -388,14 +418,18 @@ class Writer:
             rollups.rebuild(transaction, self._refresher.take_minutes(self._clock()))
         return changes
 
-    def _add_samples(self, samples: pl.DataFrame, settings: list[SeenSettings]) -> int:
+    def _add_samples(
+        self, samples: pl.DataFrame, settings: list[SeenSettings], found: Iterable[Exposition] = ()
+    ) -> int:
         now = self._clock()
         with self._store.write() as transaction:
-            count = self._write_samples(transaction, samples, settings)
-            self._rejoin(transaction, now, force=True)
-            for name in samples["instance"].unique():
-                self._touch_sampled(name, samples.filter(pl.col("instance") == name))
-            self._refresher.refresh(transaction, now, force=True)
+            devices = self._write_devices(transaction, found)
+            count = self._write_samples(transaction, samples, settings) + devices
+            if not samples.is_empty():  # a page of devices changes no row of requests
+                self._rejoin(transaction, now, force=True)
+                for name in samples["instance"].unique():
+                    self._touch_sampled(name, samples.filter(pl.col("instance") == name))
+                self._refresher.refresh(transaction, now, force=True)
             self._commit_state(transaction)
             rollups.rebuild(transaction, self._refresher.take_minutes(self._clock()))
         return count

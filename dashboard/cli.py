@@ -320,6 +320,7 @@ def parser(configured: Configuration | None = None) -> argparse.ArgumentParser:
         arguments(verb)
         if configured and name in ("serve", "doctor"):
             verb.set_defaults(**configured.serve, hardware=configured.hardware, slo=configured.slo)
+            verb.set_defaults(scrape_jobs=configured.scrape_jobs)
         if configured and name == "analyze":
             verb.set_defaults(slo=configured.slo)
     return root

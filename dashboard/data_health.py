@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phasewise.analyzer import gauges, questions
+from phasewise.analyzer.devices import devices_in
 from phasewise.analyzer.window import Window
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.answers import Answers
@@ -52,6 +53,8 @@ def data_health(answers: Answers, view: View) -> dict[str, Any]:
         "instances": instances,
         "quality": _quality(answers, window, view),
         "scrapes": writer.get("scrapes", []),
+        "devices": devices_in(reader, window),
+        "scrape_sources": writer.get("scrape_sources", []),
         "writer": writer,
         "receiver": _receiver(answers),
     }
@@ -108,6 +111,16 @@ def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
                 "Running, waiting and KV use are unknown: start serve with --scrape http://ENGINE/metrics.",
             )
         )
+    for device in told["devices"]:
+        if device["xid"]:
+            where = f" of {device['host']}" if device["host"] else ""
+            title = f"{device['device']}{where} reports XID {device['xid']}"
+            found.append(
+                (title, "The driver saw an error of this device: see its log (dmesg) and the list of XID errors.")
+            )
+    for source in told["scrape_sources"]:
+        if source["problem"]:
+            found.append((f"Targets of {source['job']} ({source['kind']})", f"{source['problem']}"))
     if told["engine_samples_unjoined"]:
         found.append(
             (

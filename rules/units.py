@@ -18,7 +18,7 @@ BYTES: Mapping[str, float] = MappingProxyType(
 )  # fmt: skip
 RATIOS: Mapping[str, float] = MappingProxyType({"ratio": 1.0, "percent": 0.01, "%": 0.01})
 COUNTS: Mapping[str, float] = MappingProxyType(
-    {"count": 1.0, "tokens": 1.0, "blocks": 1.0, "Hz": 1.0, "MHz": 1e6, "W": 1.0}
+    {"count": 1.0, "tokens": 1.0, "blocks": 1.0, "Hz": 1.0, "MHz": 1e6, "W": 1.0, "mW": 1e-3, "J": 1.0, "mJ": 1e-3}
 )
 
 # `1.5s`, `250ms`, `13µs`: Rust's Debug of a Duration, Go's String of one, with a single unit.

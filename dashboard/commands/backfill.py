@@ -18,6 +18,8 @@ from phasewise.collector.backfill import Coverage, Remote, Source, pages
 from phasewise.collector.backfill.jaeger import Jaeger
 from phasewise.collector.backfill.prometheus import Prometheus
 from phasewise.collector.backfill.tempo import Tempo
+from phasewise.collector.exposition import metric_prefixes
+from phasewise.collector.profiles import Profiles
 from phasewise.dashboard.commands.progress import progress
 from phasewise.rules.errors import InputError
 from phasewise.rules.load import load_rulebook
@@ -115,9 +117,7 @@ def _source(kind: str, url: str, asked: Wanted) -> Iterator[Source]:
     remote = Remote(url, KINDS[kind], asked.headers, time.sleep)
     try:
         if kind == "prometheus":
-            metrics = [profile.metrics for profile in load_rulebook().engines.values() if profile.metrics]
-            prefixes = [prefix for known in metrics for prefix in known.prefixes]
-            yield Prometheus(remote, prefixes, asked.match, asked.step_s)
+            yield Prometheus(remote, metric_prefixes(Profiles(load_rulebook().engines)), asked.match, asked.step_s)
         elif kind == "tempo":
             yield Tempo(remote, asked.match)
         else:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phasewise.collector.scraping.jobs import read_jobs
 from phasewise.rules.errors import InputError
 
 if TYPE_CHECKING:
     from phasewise.rules.load import Rulebook
 
 NAME = "phasewise.toml"
+JOBS = "scrape"  # the one section that is a list: [[scrape]]
 
 
 def _text(value: object) -> bool:
@@ -68,13 +70,14 @@ _SECTIONS: Mapping[str, Mapping[str, tuple[str, Callable[[object], bool]]]] = {
 class Configuration:
     """path: where it was read, None for none; serve: defaults of `serve`; slo: in the form of --slo.
 
-    hardware: settings that hold for every engine whose telemetry does not tell them.
+    hardware: settings that hold for every engine whose telemetry does not tell them. scrape_jobs: tables of [[scrape]], checked.
     """
 
     path: Path | None = None
     serve: Mapping[str, Any] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
     slo: str = ""
+    scrape_jobs: Sequence[Mapping[str, Any]] = ()
 
 
 def places(environment: Mapping[str, str], working: Path) -> Iterator[Path]:
@@ -100,10 +103,12 @@ def _parsed(path: Path) -> Configuration:
         raise InputError(path, "", f"is not TOML: {error}") from None
     except OSError as error:
         raise InputError(path, "", (error.strerror or str(error)).lower()) from None
+    jobs = told.pop(JOBS, [])
+    read_jobs(path, jobs)
     for section, keys in told.items():
         known = _SECTIONS.get(section)
         if known is None or not isinstance(keys, dict):
-            raise InputError(path, section, "is no section", _near(section, _SECTIONS))
+            raise InputError(path, section, "is no section", _near(section, [*_SECTIONS, JOBS]))
         for key, value in _flat(keys):
             if key not in known:
                 raise InputError(path, f"{section}.{key}", "is unknown", _near(key, known))
@@ -111,7 +116,7 @@ def _parsed(path: Path) -> Configuration:
             if not fits(value):
                 raise InputError(path, f"{section}.{key}", f"{value!r} is not right", f"give {words}")
     slo = ",".join(f"{key}:{value}" for key, value in _flat(told.get("slo", {})))
-    return Configuration(path, told.get("serve", {}), told.get("hardware", {}), slo)
+    return Configuration(path, told.get("serve", {}), told.get("hardware", {}), slo, tuple(jobs))
 
 
 def require_known(hardware: Mapping[str, Any], rulebook: Rulebook) -> None:
@@ -134,6 +139,7 @@ def _flat(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _near(name: str, known: Mapping[str, object]) -> str:
+def _near(name: str, known: Iterable[str]) -> str:
+    known = list(known)
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"

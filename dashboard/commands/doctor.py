@@ -9,16 +9,19 @@ import tempfile
 import time
 import urllib.request
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasewise.dashboard.commands.connection import find_server, make_directory, store_path
 from phasewise.dashboard.commands.otlp import trace_sender
 from phasewise.dashboard.commands.ports import Wanted, require_free
 from phasewise.rules.errors import MachineError, PhasewiseError
+
+if TYPE_CHECKING:
+    from phasewise.collector.scraping.jobs import Endpoint, Job
 
 FREE_BYTES = 2 * 2**30
 START_S = 30.0
@@ -72,6 +75,7 @@ def _all(options: Namespace) -> Iterator[Check]:
     yield _tried("rules", _rules)
     yield _tried("data", lambda: _data(options.data))
     yield _tried("disk", lambda: _disk(options.data))
+    yield _tried("devices", _devices)
     try:
         server = find_server(options.data)
     except PhasewiseError as error:
@@ -86,6 +90,7 @@ def _all(options: Namespace) -> Iterator[Check]:
         yield _tried("OTLP round trip", lambda: _round_trip(options.data))
     for url in options.scrape:
         yield _tried(f"metrics {url}", partial(_metrics, url))
+    yield from _jobs(getattr(options, "scrape_jobs", ()))
 
 
 def _python() -> str:
@@ -116,6 +121,17 @@ def _disk(data: Path) -> str:
             f"{text}; at least {FREE_BYTES // 2**30} GiB are needed: free some, or choose another --data"
         )
     return text
+
+
+def _devices() -> str:
+    """Not having any is no fault: engines run elsewhere, or DCGM's exporter tells."""
+    from phasewise.collector.nvml import open_nvml
+
+    nvml, said = open_nvml()
+    if nvml is None:
+        return f"none of this machine are read: {said} (scrape a DCGM exporter for those of other machines)"
+    nvml.nvmlShutdown()
+    return f"{said} read once a second while serve runs"
 
 
 def _ports(options: Namespace) -> str:
@@ -186,12 +202,61 @@ def _one_span() -> bytes:
     return request.SerializeToString()
 
 
+def _jobs(tables: Sequence[Mapping[str, object]]) -> Iterator[Check]:
+    """Each `[[scrape]]` once: what its files and its cluster tell, and every target that it states."""
+    from phasewise.collector.scraping.jobs import read_jobs
+    from phasewise.dashboard.commands.configuration import NAME
+
+    for job in read_jobs(NAME, list(tables)):
+        if job.files:
+            yield _tried(f"targets of {job.name}", partial(_files, job))
+        if job.kubernetes:
+            yield _tried(f"targets of {job.name}", partial(_cluster, job))
+        for endpoint in job.endpoints:
+            yield _tried(f"metrics {endpoint.shown_url}", partial(_target, job, endpoint))
+
+
+def _files(job: Job) -> str:
+    from phasewise.collector.scraping.file_discovery import FileDiscovery
+
+    return _found(*FileDiscovery(job).look())
+
+
+def _cluster(job: Job) -> str:
+    from phasewise.collector.scraping.kubernetes_discovery import look_once
+
+    return _found(*look_once(job))
+
+
+def _found(endpoints: Sequence[Endpoint], problem: str) -> str:
+    if problem:
+        raise MachineError(problem)
+    return f"{len(endpoints)} found"
+
+
+def _target(job: Job, endpoint: Endpoint) -> str:
+    import httpx
+
+    from phasewise.collector.scraping.http import Refused, client_of, read_body
+
+    try:
+        with client_of(job.access, job.timeout_s, f"job {job.name}") as client:
+            text = read_body(client, endpoint.url, job.access, job.timeout_s)
+    except (httpx.HTTPError, Refused) as error:
+        raise MachineError(f"no answer: {error} (is it up, and are its metrics switched on?)") from None
+    return _counted(text)
+
+
 def _metrics(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             text = answer.read(2**24).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         raise MachineError(f"no answer: {error} (is the engine up, and are its metrics switched on?)") from None
+    return _counted(text)
+
+
+def _counted(text: str) -> str:
     names = {
         line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if line and not line.startswith("#")
     }

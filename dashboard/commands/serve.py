@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -44,6 +44,7 @@ class ServeSettings:
     all_in_one: bool = False
     hardware: Mapping[str, object] = field(default_factory=dict)
     slo: str = ""
+    scrape_jobs: Sequence[Mapping[str, object]] = ()
 
 
 def run(options: Namespace) -> int:
@@ -65,6 +66,7 @@ def run(options: Namespace) -> int:
         options.all_in_one,
         dict(getattr(options, "hardware", {})),
         getattr(options, "slo", ""),
+        getattr(options, "scrape_jobs", ()),
     )
     make_directory(settings.data)
     with owned(settings.data):
@@ -172,6 +174,7 @@ class Supervisor:
             "host": self.settings.host,
             "port": self.settings.port,
             "scrape": list(self.settings.scrape),
+            "scrape_jobs": [dict(job) for job in self.settings.scrape_jobs],
             "hardware": dict(self.settings.hardware),
             "slo": self.settings.slo,
             "serve_info": info,

@@ -13,12 +13,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phasewise.dashboard.commands.configuration import require_known
+from phasewise.dashboard.commands.configuration import NAME, require_known
 from phasewise.dashboard.commands.connection import make_directory, store_path
 from phasewise.dashboard.commands.ports import listener
 from phasewise.rules.errors import MachineError, PhasewiseError
@@ -43,6 +43,7 @@ class StoreSettings:
     serve_info: Mapping[str, object] = field(default_factory=dict)
     hardware: Mapping[str, object] = field(default_factory=dict)
     slo: str = ""
+    scrape_jobs: Sequence[Mapping[str, object]] = ()  # tables of [[scrape]]
 
     @classmethod
     def from_json(cls, text: str) -> StoreSettings:
@@ -104,6 +105,7 @@ class StoreService:
 
         from phasewise.analyzer.attribution import attributor
         from phasewise.collector.scrape import Scraper
+        from phasewise.collector.scraping.jobs import read_jobs
         from phasewise.collector.store import Store
         from phasewise.collector.writer import Writer
         from phasewise.dashboard.api import create_app
@@ -117,11 +119,13 @@ class StoreService:
         self._stops.append(store.close)
         writer = Writer(store, settings.data, rulebook, attributor(rulebook), self.clock, settings.hardware)
         self._run("writer", lambda stop: keep_writing(writer, stop))
-        if settings.scrape:
-            scraper = Scraper(settings.scrape, rulebook.engines, writer.add_samples, self.clock)
-            writer.watch(scraper.status)
+        jobs = read_jobs(NAME, list(settings.scrape_jobs))
+        if settings.scrape or jobs:
+            scraper = Scraper(settings.scrape, rulebook.engines, writer.add_samples, self.clock, jobs=jobs)
+            writer.watch(scraper.status, scraper.sources)
             scraper.start()
             self._stops.append(scraper.stop)
+        self._read_devices(writer)
         app = create_app(
             store,
             writer,
@@ -149,6 +153,17 @@ class StoreService:
                 raise MachineError("the HTTP server did not start; its reason stands above")
             time.sleep(0.02)
         return port
+
+    def _read_devices(self, writer: Writer) -> None:
+        """This machine's devices, where it has any: doctor says why not."""
+        from phasewise.collector.nvml import NvmlSampler, open_nvml
+
+        nvml, said = open_nvml()
+        if nvml is not None:
+            LOG.info("reading %s of this machine once a second", said)
+            sampler = NvmlSampler(nvml, writer.add_samples, self.clock)
+            writer.watch_also(sampler.status)
+            self._run("nvml", sampler.run)
 
     def _run(self, name: str, work: Callable[[threading.Event], None]) -> None:
         stop = threading.Event()

@@ -49,6 +49,23 @@ def test_counters_become_differences_and_a_reset_counts_from_zero(tmp_path: Path
     assert totals["samples_n"] == 4
 
 
+def test_what_moved_over_a_gap_is_known_in_sum_and_not_when(tmp_path: Path) -> None:
+    moments = [*range(-3, 8), *range(33, 60)]  # a second apart, but for 25 s without
+    with opened(tmp_path, [make_sample(at_s=at, output_tokens=1000.0 + 10 * at) for at in moments]) as store:
+        answer = gauges.ask_samples(store, gauges.state_sql(), WINDOW, grid=GRID)
+        totals = gauges.ask_samples(store, gauges.totals_sql(), WINDOW).row(0, named=True)
+    assert answer["bin"].to_list() == [0, 3, 4, 5]
+    assert answer["output_tokens_change"].to_list() == [80.0, None, 100.0, 100.0]
+    assert totals["output_tokens_change"] == 600.0
+
+
+def test_sparse_scrapes_are_no_gap(tmp_path: Path) -> None:
+    with opened(tmp_path, [make_sample(at_s=at, output_tokens=10.0 * at) for at in range(0, 60, 15)]) as store:
+        narrow = Bins(START_UNIX_NS, 5 * SECOND_NS, 12)
+        answer = gauges.ask_samples(store, gauges.state_sql(), WINDOW, grid=narrow)
+    assert answer["output_tokens_change"].to_list() == [None, 150.0, 150.0, 150.0]
+
+
 def test_samples_are_found_by_the_name_that_spans_know(tmp_path: Path) -> None:
     samples = [make_sample(instance="10.0.0.1:8000", at_s=1), make_sample(instance="10.0.0.2:8000", at_s=1)]
     with opened(tmp_path, samples, [make_instance(instance="10.0.0.1:8000", joined_to="gpu-0")]) as store:

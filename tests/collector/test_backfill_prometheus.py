@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from captures import scrapes
+from device_pages import dcgm
 from local_http import answering
 from polars.testing import assert_frame_equal
 from prometheus_server import prometheus, require_prometheus
@@ -20,16 +21,14 @@ from writing import bench, rulebook
 
 from phasewise.collector.backfill import Page, Remote, pages
 from phasewise.collector.backfill.prometheus import Prometheus
-from phasewise.collector.exposition import Exposition, read_exposition
+from phasewise.collector.exposition import Exposition, metric_prefixes, read_exposition
 from phasewise.collector.importers import import_bytes
 from phasewise.collector.profiles import Profiles
 from phasewise.rules.errors import InputError
 
 pytestmark = pytest.mark.live
 PROFILES = Profiles(rulebook().engines)
-PREFIXES = [
-    prefix for profile in PROFILES.for_metrics() for prefix in (profile.metrics.prefixes if profile.metrics else ())
-]
+PREFIXES = metric_prefixes(PROFILES)
 INTERVAL = "300ms"
 SCRAPES = 8
 
@@ -97,17 +96,23 @@ class Past:
         finally:
             remote.close()
 
-    def samples(self, engine: Engine | None = None, **options: Any) -> list[Exposition]:
-        found = [
+    def _found(self, **options: Any) -> list[Exposition]:
+        return [
             one for page in self.read(**options) if page.body for one in import_bytes(page.body, "p", PROFILES).samples
         ]
+
+    def samples(self, engine: Engine | None = None, **options: Any) -> list[Exposition]:
+        found = [one for one in self._found(**options) if not one.samples.is_empty()]
         return [one for one in found if engine is None or one.samples["instance"].item() == engine.instance]
+
+    def readings(self) -> list[dict[str, Any]]:
+        return [row for one in self._found() if one.devices is not None for row in one.devices.to_dicts()]
 
 
 @pytest.fixture(scope="module")
 def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
     require_prometheus()
-    engines = {"own": Engine(own_pages())}
+    engines = {"own": Engine(own_pages()), "devices": Engine([dcgm(util=10 + number) for number in range(40)])}
     if (shared_root() / "captures").exists():
         engines |= {name: Engine(recorded_pages(name)) for name in ("vllm-kv-starvation", "sglang-overload")}
     folder = tmp_path_factory.mktemp("prometheus")
@@ -144,16 +149,26 @@ def test_backfilled_samples_are_those_of_direct_scrapes(past: Past, origin: str)
     assert times.diff().drop_nulls().min() > 100 * 10**6  # type: ignore[operator]
 
 
+def test_readings_of_devices_come_along(past: Past) -> None:
+    found = [row for row in past.readings() if row["device"] == "GPU-1"]
+    assert len(found) >= SCRAPES
+    assert {row["instance"] for row in found} == {past.engines["devices"].instance}
+    assert [row["utilization_ratio"] for row in found] == pytest.approx([(10 + n) / 100 for n in range(len(found))])
+    assert {(row["tensor_active_ratio"], row["power_w"], row["host"]) for row in found} == {(0.125, 512.25, "node-1")}
+
+
 def test_stored_twice_is_stored_once(past: Past, tmp_path: Path) -> None:
     samples = past.samples()
     with bench(tmp_path) as b:
         b.clock.now = time.time_ns()
         found = [page.body for page in past.read() if page.body]
         counts = [b.writer.add_import(import_bytes(body, "p", PROFILES)) for body in found * 2]
-        assert sum(count["samples"] for count in counts) == len(samples)
+        assert sum(count["samples"] for count in counts) == len(samples) + len(past.readings())
         rows = b.rows("SELECT * FROM engine_samples")
         assert sorted(row["unix_ns"] for row in rows) == sorted(one.samples["unix_ns"].item() for one in samples)
-        assert {row["instance"] for row in rows} == {engine.instance for engine in past.engines.values()}
+        assert {row["instance"] for row in rows} == {
+            engine.instance for name, engine in past.engines.items() if name != "devices"
+        }
         assert all(row["running"] is not None for row in rows)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import polars as pl
+import pytest
 from span_tables import at
 from writing import rulebook
 
@@ -41,6 +42,30 @@ python_info{version="3.11"} 1
 def test_a_page_without_an_engine_is_none() -> None:
     assert read_exposition("up 1\nnode_cpu_seconds_total 3\n", at(0), PROFILES) is None
     assert read_exposition("", at(0), PROFILES) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "engine"),
+    [
+        ("vllm:num_requests_running 1\n", "vllm_v1"),
+        ("sglang:num_running_reqs 1\n", "sglang"),
+        ("trtllm_num_requests_running 1\n", "trtllm"),
+        ("tgi_batch_current_size 1\n", "tgi"),
+        ("llamacpp:requests_processing 1\n", "llama_cpp"),
+        ('nv_inference_request_success{model="m"} 1\n', "triton"),
+        ("dynamo_frontend_inflight_requests 1\n", "dynamo_frontend"),
+        ("dynamo_component_inflight_requests 1\n", "dynamo_worker"),
+        ("inference_objective_running_requests 1\n", "llmd"),
+        ('DCGM_FI_DEV_GPU_TEMP{UUID="GPU-0"} 40\n', "devices"),
+        # an engine behind a wrapper that says more about itself
+        ("nv_inference_count 1\nnv_inference_exec_count 1\nvllm:num_requests_running 1\n", "vllm_v1"),
+        ("dynamo_component_uptime_seconds 1\ndynamo_component_requests_total 1\ntrtllm_x 1\n", "trtllm"),
+    ],
+)
+def test_the_engine_is_told_by_the_names_of_its_metrics(text: str, engine: str) -> None:
+    read = read_exposition(text, at(0), PROFILES, instance="i")
+    assert read is not None
+    assert read.engine == engine
 
 
 def test_not_a_number_is_unknown() -> None:

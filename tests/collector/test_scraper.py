@@ -15,6 +15,7 @@ from writing import rulebook
 
 from phasewise.collector.exposition import Exposition
 from phasewise.collector.scrape import Scraper
+from phasewise.collector.scraping.target import Reading
 from phasewise.rules.errors import InputError
 
 pytestmark = pytest.mark.live
@@ -89,13 +90,14 @@ def test_status_and_log_tell_once_that_a_target_fails(caplog: pytest.LogCaptureF
         closed.bind(("127.0.0.1", 0))
         scraper = Scraper([f"127.0.0.1:{closed.getsockname()[1]}"], rulebook().engines, print, lambda: clock[0])
         assert scraper.status()[0]["up"] is None
-        (target,) = scraper._targets
+        (target,) = scraper._targets.values()
+        reading = Reading(target, scraper._profiles, scraper._outbox.put, lambda: clock[0])
         with httpx.Client() as client, caplog.at_level(logging.WARNING):
             for _ in range(5):
-                scraper._scrape(client, target)
+                reading.scrape(client)
             assert len(caplog.records) == 1
             clock[0] += 601 * 10**9
-            scraper._scrape(client, target)
+            reading.scrape(client)
             assert len(caplog.records) == 2
     assert (scraper.status()[0]["up"], scraper.status()[0]["last_success_age_s"]) == (False, None)
 

@@ -8,13 +8,17 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import captures
 import pytest
+from device_pages import dcgm
+from local_http import answering
 from process_tree import children, gone
 from serving import PHASEWISE, Served, phasewise, serving
 from shared_data import shared_path
@@ -209,6 +213,46 @@ def test_an_engine_that_is_scraped_is_seen(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "FAIL  metrics" in done.stdout and "is the engine up" in done.stdout
+
+
+@pytest.mark.slow
+def test_jobs_of_the_configuration_are_scraped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of targets, picked up while the server runs; an engine and the exporter of its device."""
+    pages = {"/metrics": "vllm:num_requests_running 3\n", "/dcgm": dcgm((0,), xid=79)}
+
+    def answer(path: str, _: object) -> tuple[int, str]:
+        return 200, pages[path]
+
+    targets = tmp_path / "targets.json"
+    (tmp_path / "phasewise.toml").write_text(f'[[scrape]]\njob = "gpus"\nfiles = ["{targets}"]\ninterval_s = 0.5\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ":".join(str(Path(part).resolve()) for part in sys.path if part))
+    with answering(answer) as server, serving(tmp_path / "data") as served:
+
+        def told() -> dict[str, Any]:
+            found: dict[str, Any] = served.get("/api/v1/data-health", [("from", "now-5m"), ("to", "now")])
+            return found
+
+        (source,) = told()["scrape_sources"]
+        assert "no file matches" in source["problem"]
+        host = {"host.name": "node-1"}
+        targets.write_text(
+            json.dumps(
+                [
+                    {"targets": [server.url], "labels": host},
+                    {"targets": [f"{server.url}/dcgm"], "labels": {**host, "service.instance.id": "dcgm"}},
+                ]
+            )
+        )
+        assert wait_for(lambda: bool(told()["devices"]) and told()["engine_samples"] > 0, 40)
+        health = told()
+        assert {one["engine"] for one in health["scrapes"]} == {"vllm_v1", "devices"}
+        assert all(one["up"] for one in health["scrapes"])
+        (device,) = health["devices"]
+        assert (device["device"], device["xid"], device["tensor_active_ratio"]) == ("GPU-0", 79, 0.125)
+        assert (device["engines"], device["joined_by"]) == ([server.url.removeprefix("http://")], "host")
+        marks = served.get("/api/v1/annotations", [("from", "now-5m"), ("to", "now")])["annotations"]
+        assert [mark["kind"] for mark in marks] == ["xid"]
 
 
 def test_a_stop_during_the_start_leaves_nothing(tmp_path: Path) -> None:

@@ -85,12 +85,12 @@ def test_resends_over_both_transports_and_a_restart_change_nothing(tmp_path: Pat
                     work += [(draw.choice(senders), batch) for _ in range(draw.randint(1, 2))]
             draw.shuffle(work)
             with ThreadPoolExecutor(8) as pool:
-                told = pool.map(lambda item: item[0].send(body(item[1]), [s.span_id.hex() for s in item[1]]), work)
-                assert set(told) == {"acknowledged"}
+                answers = pool.map(lambda item: item[0].send(body(item[1]), [s.span_id.hex() for s in item[1]]), work)
+                assert set(answers) == {"acknowledged"}
             sent += sum(len(batch) for _, batch in work)
             server.verdict(200)
             server.stop()
-    told = {}
+    told: dict[str, dict[str, Any]] = {}
     for name in ("once", "often"):
         settle(tmp_path / name, later_s=700.0)  # no row is provisional any more
         verdict = json.loads(phasewise("analyze", "--data", tmp_path / name, *EVERYTHING, "--json").stdout)

@@ -1,0 +1,1 @@
+"""What is scraped: jobs as `phasewise.toml` writes them, and the addresses that files and Kubernetes tell."""
