@@ -31,7 +31,7 @@ _REQUEST_KEYS = (
     "queue_depth",
 )  # fmt: skip
 _TOOL_KEYS = ("tool_call_id", "tool_class", "duration_ms", "status", "output_tokens", "error_type")
-_PROBLEMS = {
+PROBLEMS = {
     "undecodable": "cannot be decoded",
     NOT_KEPT: "is of a kind that is not kept: send traces, metrics and request records of Dynamo",
     "payload": "has no attribute payload with a request record in it",
@@ -40,8 +40,8 @@ _PROBLEMS = {
 }
 
 
-class _Unfit(Exception):
-    """A record that cannot be kept; the reason is its text."""
+class Unfit(Exception):
+    """A record that cannot be kept; the reason, a key of PROBLEMS, is its text."""
 
 
 def scan_logs(body: bytes, received_unix_ns: int) -> Scanned:
@@ -70,10 +70,10 @@ def scan_logs(body: bytes, received_unix_ns: int) -> Scanned:
                 rows.append((*row, to_json(list(flags)) if flags else None, received_unix_ns))
                 for flag in flags:
                     warned[flag] = warned.get(flag, 0) + 1
-            except _Unfit as unfit:
+            except Unfit as unfit:
                 reason = str(unfit)
                 rejected[reason] = rejected.get(reason, 0) + 1
-                first_error = first_error or f"log record {count} {_PROBLEMS[reason]}"
+                first_error = first_error or f"log record {count} {PROBLEMS[reason]}"
             notes.take()
     if not rows and set(rejected) == {"undecodable"}:
         raise Malformed("none of its log records can be decoded")
@@ -83,31 +83,34 @@ def scan_logs(body: bytes, received_unix_ns: int) -> Scanned:
 
 
 def _row(scope: str, data: bytes, resource_json: str, notes: Notes) -> tuple[object, ...]:
-    """Columns of the span but its flags and its receipt, which are the caller's."""
     if scope != SCOPE:
-        raise _Unfit(NOT_KEPT)
+        raise Unfit(NOT_KEPT)
     log = decoded(LogRecord, data)
     if log is None:
-        raise _Unfit("undecodable")
-    record = _payload(log)
+        raise Unfit("undecodable")
+    return row_of(_payload(log), resource_json, notes)
+
+
+def row_of(record: dict[str, object], resource_json: str, notes: Notes) -> tuple[object, ...]:
+    """Columns of a record's span but its flags and its receipt, which are the caller's. Raises Unfit."""
     event = record.get("event_type")
     request, tool = record.get("request"), record.get("tool")
     context = record.get("agent_context")
     session = context.get("session_id") if isinstance(context, dict) else None
     if event == "request_end" and isinstance(request, dict):
-        found = _kept(request, _REQUEST_KEYS, notes)
+        found = kept(request, _REQUEST_KEYS, notes)
         finish = request.get("finish_reason_metadata")
-        found |= _kept(finish, ("finish_reason",), notes) if isinstance(finish, dict) else {}
+        found |= kept(finish, ("finish_reason",), notes) if isinstance(finish, dict) else {}
         start, end = _interval(request.get("request_received_ms"), None, request.get("total_time_ms"), record)
         name, identity, failed = "request_end", f"{request.get('request_id')}", False
     elif event in ("tool_end", "tool_error") and isinstance(tool, dict):
-        found = _kept(tool, _TOOL_KEYS, notes)
+        found = kept(tool, _TOOL_KEYS, notes)
         start, end = _interval(
             tool.get("started_at_unix_ms"), tool.get("ended_at_unix_ms"), tool.get("duration_ms"), record
         )
         name, identity, failed = "tool_end", f"{session}/{tool.get('tool_call_id')}", event == "tool_error"
     else:
-        raise _Unfit(NOT_KEPT if event in ("request_payload", "tool_start") else "payload")
+        raise Unfit(NOT_KEPT if event in ("request_payload", "tool_start") else "payload")
     if isinstance(session, str):
         found["session_id"] = cut_text(session, notes)
     trace_id, span_id = _ids(f"{SCOPE}/{name}/{identity}/{start}")
@@ -136,13 +139,13 @@ def _payload(log: LogRecord) -> dict[str, object]:
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
-        raise _Unfit("payload") from None
+        raise Unfit("payload") from None
     if not isinstance(record, dict):
-        raise _Unfit("payload")
+        raise Unfit("payload")
     return record
 
 
-def _kept(source: dict[str, object], keys: tuple[str, ...], notes: Notes) -> dict[str, Value]:
+def kept(source: dict[str, object], keys: tuple[str, ...], notes: Notes) -> dict[str, Value]:
     """The members of these names that are finite numbers or texts; what is absent or anything else is left out."""
     found: dict[str, Value] = {}
     for key in keys:
@@ -173,9 +176,9 @@ def _interval(start_ms: object, end_ms: object, length_ms: object, record: dict[
     if start is not None and length is not None:
         end = start + length
     if not start or end is None or start < 0:
-        raise _Unfit("start_missing")
+        raise Unfit("start_missing")
     if max(start, end) > _MAX_UNIX_NS or end < 0:
-        raise _Unfit("time_range")
+        raise Unfit("time_range")
     return start, end
 
 

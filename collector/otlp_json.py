@@ -60,6 +60,11 @@ def json_to_protobuf(body: bytes, signal: Signal) -> bytes:
         raise Malformed("its JSON is nested too deep") from None
     if not isinstance(document, dict):
         raise Malformed("its JSON is not an object")
+    return object_to_protobuf(document, signal)
+
+
+def object_to_protobuf(document: dict[str, object], signal: Signal) -> bytes:
+    """The same for JSON that was read already."""
     request = _REQUESTS[signal]()
     _fill(request, document, 0)
     data: bytes = request.SerializeToString()

@@ -18,7 +18,7 @@ from typing import TypeVar
 import polars as pl
 import pyarrow as pa
 
-from phasewise.collector import ledger, rollups
+from phasewise.collector import exchange, ledger, rollups
 from phasewise.collector.archive import SpanArchive
 from phasewise.collector.assembly import Assembly
 from phasewise.collector.attribution import typed
@@ -31,6 +31,7 @@ from phasewise.collector.device_table import add_devices, error_marks
 from phasewise.collector.exposition import Exposition, samples_of_points
 from phasewise.collector.frames import SeenSettings, devices_frame, frame_of, samples_frame
 from phasewise.collector.identity import identities
+from phasewise.collector.import_marks import Mark, position_of, write_mark
 from phasewise.collector.importers import Imported
 from phasewise.collector.journal import Entry, JournalReader, Position
 from phasewise.collector.normalize import startup_events
@@ -128,9 +129,32 @@ class Writer:
         with self._lock:
             return self._guarded(lambda: self._import_requests(frame))
 
-    def add_import(self, imported: Imported) -> dict[str, int]:
-        """Whatever a file held; counts of rows: spans, samples, matched, added, and of its lines: good, bad."""
+    def add_import(self, imported: Imported, mark: Mark | None = None) -> dict[str, int]:
+        """Whatever a file held; counts of rows: spans, samples, matched, added, and of its lines: good, bad.
+
+        All or nothing. mark: how far its file is read, stored with the rows.
+        """
+
+        def add() -> dict[str, int]:
+            with self._store.write() as transaction:
+                counts = self._add_import(imported, mark)
+                if mark:
+                    write_mark(transaction, mark)
+            return counts
+
+        with self._lock:
+            return self._guarded(add)
+
+    def import_position(self, identity: str) -> str:
+        """How far a file is read, as the last mark said; "" for one that was never imported."""
+        with self._lock:
+            return position_of(self._store, identity)
+
+    def _add_import(self, imported: Imported, mark: Mark | None) -> dict[str, int]:
         counts = dict(imported.counts)
+        if imported.rows is not None and imported.rows.num_rows:
+            source = f"{mark.identity}-{mark.position}" if mark else str(self._clock())
+            counts[imported.table] = self._import_rows(imported.table, imported.rows, source.replace(":", "-"))
         if imported.spans is not None and imported.spans.num_rows:
             counts["requests"] = self.add_spans(imported.spans)
         if imported.metrics is not None and imported.metrics.num_rows:
@@ -417,6 +441,20 @@ class Writer:
             self._commit_state(transaction)
             rollups.rebuild(transaction, self._refresher.take_minutes(self._clock()))
         return changes
+
+    def _import_rows(self, table: str, rows: pa.Table, source: str) -> int:
+        """Rows as another store held them: not judged again. Memory is read anew, since they may be of instances it knows."""
+        with self._store.write() as transaction:
+            if table == exchange.SPANS:
+                new = ledger.admit(transaction, frame_of(rows)).spans
+                self._archive.write(new.to_arrow().cast(SPAN_SCHEMA), f"import-{source}")
+            else:
+                new = exchange.insert(transaction, table, rows)
+            if table == "requests":
+                rollups.rebuild(transaction, rollups.minutes_of(new))
+            self._wrote = True
+        self._stale = True
+        return new.height
 
     def _add_samples(
         self, samples: pl.DataFrame, settings: list[SeenSettings], found: Iterable[Exposition] = ()

@@ -25,7 +25,7 @@ from phasewise.analyzer.window import parse_slo
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
 from phasewise.dashboard import answers as asked
-from phasewise.dashboard import marks, tables
+from phasewise.dashboard import exporting, marks, tables
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.data_health import data_health as data_health_of
 from phasewise.dashboard.exposition import exposition
@@ -214,6 +214,21 @@ def _reads(app: FastAPI, answers: Answers) -> None:
     def data_health(request: Request) -> Mapping[str, object]:
         return data_health_of(answers, _view(request))
 
+    @app.get("/api/v1/imports/{file}", dependencies=[_takes()])
+    def import_position(file: str) -> Mapping[str, object]:
+        return marks.import_position(answers, file)
+
+    @app.get("/api/v1/export/{table}", dependencies=[_takes("cursor", view=True)])
+    def export(request: Request, table: str, cursor: str = "") -> Response:
+        asked = request.query_params
+        chosen = exporting.selection_of(asked.get("from"), asked.get("to"), _view(request).filters, answers.clock())
+        rows, following = exporting.page_of(answers.reader, answers.data_dir, table, chosen, cursor)
+        return Response(
+            exporting.to_bytes(rows),
+            media_type="application/vnd.apache.arrow.stream",
+            headers={"X-Next-Cursor": following},
+        )
+
     @app.get("/api/v1/annotations", dependencies=[_takes("from", "to")])
     def annotations(request: Request) -> Mapping[str, object]:
         return marks.annotation_list(answers, _view(request))
@@ -259,14 +274,23 @@ def _writes(app: FastAPI, answers: Answers) -> None:
         told = _object(await _json_body(request), "")
         return JSONResponse(await run_in_threadpool(marks.judge, answers, told), 201)
 
-    @app.post("/api/v1/ingest", dependencies=[_takes("kind", "name")])
-    async def ingest(request: Request, kind: str = "auto", name: str = "upload") -> Any:
+    @app.post("/api/v1/ingest", dependencies=[_takes("kind", "name", "number", "file", "position", "modified")])
+    async def ingest(
+        request: Request,
+        kind: str = "auto",
+        name: str = "upload",
+        number: int = 0,
+        file: str = "",
+        position: str = "",
+        modified: int = 0,
+    ) -> Any:
         if kind not in INGEST_KINDS:
             raise InputError("kind", kind, "is not a kind of data", f"one of {', '.join(INGEST_KINDS)}")
         body = await _body(request, MAX_BODY_BYTES)
         if not body:
             raise InputError("body", "", "is empty", "send the content of the file")
-        return await run_in_threadpool(marks.take_in, answers, body, kind, name)
+        sent = marks.Sent(kind, name, number, file, position, modified)
+        return await run_in_threadpool(marks.take_in, answers, body, sent)
 
 
 def _object(value: object, where: str) -> Mapping[str, object]:

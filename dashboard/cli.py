@@ -116,7 +116,9 @@ def _demo(parser: argparse.ArgumentParser) -> None:
 
 def _ingest(parser: argparse.ArgumentParser) -> None:
     _source(parser)
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="the format is told by the content")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="or folders; the format is told by the content"
+    )
     parser.add_argument(
         "--scrapes",
         action="append",
@@ -155,6 +157,21 @@ def _ingest(parser: argparse.ArgumentParser) -> None:
         help="ask Prometheus for a value every so often (15s), not for every value it has",
     )
     parser.add_argument("--again", action="store_true", help="also what an earlier run brought in")
+    _json(parser)
+
+
+def _export(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="an empty or a new folder")
+    parser.add_argument("--from", dest="start", metavar="T", help=f"begin of a window: {TIMES} (default: everything)")
+    parser.add_argument("--to", dest="end", metavar="T", help="end of the window, itself outside (default: everything)")
+    parser.add_argument(
+        "--filter",
+        action="append",
+        default=[],
+        metavar="KEY:OP:VALUE",
+        help="only these requests, their turns and spans; may be repeated",
+    )
     _json(parser)
 
 
@@ -295,6 +312,7 @@ VERBS = {
     "serve": ("receive telemetry, judge it, show it", _serve),
     "demo": ("replay two recordings of a real vLLM, run the instrumented engine, and judge all three", _demo),
     "ingest": ("import files, or a window of what Prometheus, Tempo or Jaeger stored", _ingest),
+    "export": ("what is stored as Parquet files, which ingest takes back", _export),
     "analyze": ("the verdict over a window", _analyze),
     "explain": ("one request, or deployments told by their numbers", _explain),
     "compare": ("choose between strategies by their tails", _compare),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from phasewise.analyzer.window import parse_time
-from phasewise.collector.importers import import_bytes
+from phasewise.collector.import_marks import Mark
+from phasewise.collector.importers import import_bytes, import_piece
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import Annotation
 from phasewise.dashboard.answers import Answers
@@ -16,7 +18,7 @@ from phasewise.rules.errors import InputError
 from phasewise.rules.vocabulary import CLASS_OF_CAUSE
 
 ANNOTATION_KINDS = ("deploy", "config", "restart", "alert", "note", "ablation")
-_SENT_AS = {"scrapes": "scrapes", "spans": "spans", "metrics": "spans", "client": "client"}
+_SENT_AS = {"scrapes": "scrapes", "spans": "spans", "metrics": "spans", "client": "client", "rows": "auto"}
 _MOST_TEXT = 2_000
 
 
@@ -65,12 +67,40 @@ def _store(answers: Answers, unix_ns: int, kind: str, text: str, source: str) ->
     return {"unix_ns": unix_ns, "kind": kind, "text": text, "source": source}
 
 
-def take_in(answers: Answers, body: bytes, kind: str, name: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a body is: kind as asked for, name; where it is a piece of a file: the number of its first line, the file's identity
+    and how far it is read with this piece, and when it was written (Unix nanoseconds)."""
+
+    kind: str = "auto"
+    name: str = "upload"
+    number: int = 0
+    file: str = ""
+    position: str = ""
+    modified_unix_ns: int = 0
+
+
+def take_in(answers: Answers, body: bytes, sent: Sent) -> dict[str, Any]:
     """Stores what a file holds, told by its content; counts by kind, and what could not be used."""
-    imported = import_bytes(body, name, Profiles(answers.rulebook.engines), modified_unix_ns=answers.clock())
-    if kind not in ("auto", _SENT_AS[imported.kind]):
-        raise InputError(
-            "kind", kind, f"but {name} holds {_SENT_AS[imported.kind]}", "leave the kind out: content tells it"
+    profiles = Profiles(answers.rulebook.engines)
+    now = answers.clock()
+    modified = sent.modified_unix_ns or now
+    if sent.number:
+        imported = import_piece(
+            body, sent.name, profiles, modified_unix_ns=modified, received_unix_ns=now, first_number=sent.number
         )
-    counts = answers.writer.add_import(imported)
+    else:
+        imported = import_bytes(body, sent.name, profiles, modified_unix_ns=modified, received_unix_ns=now)
+    if sent.kind != "auto" and imported.kind != "nothing" and sent.kind != _SENT_AS[imported.kind]:
+        held = f"but {sent.name} holds {_SENT_AS[imported.kind]}"
+        raise InputError("kind", sent.kind, held, "leave the kind out: content tells it")
+    counts = imported.counts
+    if imported.kind != "nothing":
+        mark = Mark(sent.file, sent.position) if sent.file and sent.position else None
+        counts = answers.writer.add_import(imported, mark)
     return {"kind": imported.kind, "format": imported.format, "counts": counts, "problems": list(imported.problems)}
+
+
+def import_position(answers: Answers, identity: str) -> dict[str, str]:
+    """How far a file is read that was imported here before."""
+    return {"file": identity, "position": answers.writer.import_position(identity)}

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from phasewise.collector.client_records import RELATIVE
-from phasewise.collector.importers import aiperf, openai_client, vllm_bench
+from phasewise.collector.importers import aiperf, guidellm, openai_client, vllm_bench
 from phasewise.collector.importers.lines import Lines
 from phasewise.collector.importers.record import ClientRecord, Unusable
 from phasewise.collector.keys import text_key
@@ -25,16 +25,17 @@ from phasewise.collector.requests import FULL_SCHEMA
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A format: how its first object is recognised, and how an object becomes records."""
+    """A format: how its first object is recognised, and how an object becomes records, or what is wrong with one of many."""
 
     format: str
     recognises: Callable[[dict[str, Any]], bool]
-    records: Callable[[dict[str, Any]], Iterator[ClientRecord]]
+    records: Callable[[dict[str, Any]], Iterator[ClientRecord | Unusable]]
 
 
 READERS = (
     Reader("aiperf", aiperf.recognises, aiperf.records),
     Reader("vllm-bench", vllm_bench.recognises, vllm_bench.records),
+    Reader("guidellm", guidellm.recognises, guidellm.records),
     Reader("openai-client", openai_client.recognises, openai_client.records),
 )
 
@@ -48,8 +49,11 @@ def read(reader: Reader, lines: Lines, modified_unix_ns: int, dataset: str | Non
     records = []
     for place, document in lines:
         try:
-            for record in reader.records(document):
-                records.append((place, record))
+            for number, record in enumerate(reader.records(document)):
+                if isinstance(record, Unusable):
+                    lines.bad(place, record.field, record.problem, record.remedy)
+                    continue
+                records.append((f"{place}, {number}" if number else place, record))
                 lines.good()
         except Unusable as error:
             lines.bad(place, error.field, error.problem, error.remedy)

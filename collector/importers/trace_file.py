@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ import pyarrow as pa
 
 from phasewise.collector.importers import jaeger_json, tempo_json
 from phasewise.collector.importers.lines import Lines
-from phasewise.collector.otlp_json import json_to_protobuf
+from phasewise.collector.otlp_json import object_to_protobuf
 from phasewise.collector.records import SPAN_SCHEMA
 from phasewise.collector.scan import scan_traces
 from phasewise.collector.wire import Malformed, TooLarge
@@ -31,7 +30,7 @@ def read(lines: Lines, form: Form, received_unix_ns: int) -> pa.Table:
             lines.bad(place, "", "holds no trace", remedy)
             continue
         try:
-            scanned = scan_traces(json_to_protobuf(json.dumps(trace).encode(), "traces"), received_unix_ns)
+            scanned = scan_traces(object_to_protobuf(trace, "traces"), received_unix_ns)
         except (Malformed, TooLarge) as error:
             lines.bad(place, "", error.problem if isinstance(error, Malformed) else error.told, remedy)
             continue
@@ -40,7 +39,7 @@ def read(lines: Lines, form: Form, received_unix_ns: int) -> pa.Table:
             lines.bad(place, "", scanned.first_error, remedy)
         found.append(scanned.rows)
     lines.require_some(remedy)
-    return pa.concat_tables(found) if found else SPAN_SCHEMA.empty_table()
+    return pa.concat_tables(found).combine_chunks() if found else SPAN_SCHEMA.empty_table()
 
 
 def _traces(lines: Lines, form: Form) -> Iterator[tuple[str, dict[str, Any] | None]]:

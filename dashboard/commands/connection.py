@@ -50,6 +50,13 @@ class Server:
         headers = {"Content-Type": kind or "application/octet-stream"}
         return self._call(urllib.request.Request(f"{self.url}{path}{query}", data=body, headers=headers))
 
+    def fetch(self, path: str, parameters: Sequence[tuple[str, str]] = ()) -> tuple[bytes, Mapping[str, str]]:
+        """The body of an answer to a GET that is no JSON, and its headers."""
+        patient = {"Prefer": f"wait={REPORT_LIMIT_S:.0f}"}
+        request = urllib.request.Request(f"{self.url}{path}?{urllib.parse.urlencode(parameters)}", headers=patient)
+        with self._answering(request) as answer:
+            return answer.read(), dict(answer.headers)
+
     def alive(self, timeout_s: float = 2.0) -> bool:
         """It answers at all."""
         try:
@@ -59,13 +66,19 @@ class Server:
             return False
 
     def _call(self, request: urllib.request.Request) -> Any:
+        with self._answering(request) as answer:
+            try:
+                return json.load(answer)
+            except json.JSONDecodeError:
+                raise MachineError(f"{self.url} does not answer with JSON: is it a phasewise server?") from None
+
+    @contextmanager
+    def _answering(self, request: urllib.request.Request) -> Iterator[Any]:
         try:
             with _opener(self.url).open(request, timeout=ANSWER_TIMEOUT_S) as answer:
-                return json.load(answer)
+                yield answer
         except urllib.error.HTTPError as error:
             raise _refusal(self.url, error) from None
-        except json.JSONDecodeError:
-            raise MachineError(f"{self.url} does not answer with JSON: is it a phasewise server?") from None
         except OSError as error:
             reason = getattr(error, "reason", error)
             raise MachineError(f"no answer from {self.url}: {reason} (is phasewise serve running there?)") from None

@@ -7,20 +7,20 @@ import sys
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from phasewise.dashboard.commands.connection import Local, Server, open_data, server_of
-from phasewise.dashboard.commands.progress import progress
-from phasewise.rules.errors import InputError, PhasewiseError
+from phasewise.dashboard.commands.file_import import Directly, Target, Through, files_of, import_one
+from phasewise.rules.errors import InputError, MachineError, PhasewiseError
 
 if TYPE_CHECKING:
     from phasewise.dashboard.commands.backfill import Wanted
 
-CHUNK_BYTES = 8 * 2**20  # of JSON lines a request: under the server's limit, enough to make the round trip cheap
 PARTIAL = 5
+_PROBLEMS_KEPT = 1000  # a file of any size may be bad from end to end
 NO_DATA = 3
 
 
@@ -36,34 +36,34 @@ class Result:
         for name, count in told.get("counts", {}).items():
             self.counts[name] += int(count)
         own = f"{source}: "
-        self.problems += [own + problem.removeprefix(own) for problem in told.get("problems", [])]
+        more = [own + problem.removeprefix(own) for problem in told.get("problems", [])]
+        self.problems += more[: max(0, _PROBLEMS_KEPT - len(self.problems))]
 
 
 def run(options: Namespace) -> int:
     """Exit code 5 where some records could not be used, which are named on stderr; 3 where other systems hold nothing."""
-    files = [(path, False) for path in options.files] + [(path, True) for path in options.scrapes]
     systems = options.prometheus or options.tempo or options.jaeger
     if not systems and _of_systems(options):
         remedy = "give --prometheus, --tempo or --jaeger URL"
         raise InputError(_of_systems(options), "", "says nothing about files", remedy)
-    if not files and not systems:
+    if not options.files and not options.scrapes and not systems:
         remedy = "give FILE..., --scrapes FILE, or --prometheus, --tempo or --jaeger URL"
         raise InputError("ingest", "", "names no file", remedy)
-    for path, _ in files:
+    for path in (*options.files, *options.scrapes):
         _require_readable(path)
+    files = [(path, "auto") for path in files_of(options.files)]
+    files += [(path, "scrapes") for path in files_of(options.scrapes)]
     asked = _asked(options) if systems else None
     result = Result()
     is_empty = False
     server = server_of(options)
     if server is not None:
-        for path, is_scrapes in files:
-            _through(server, path, is_scrapes, result)
+        _import(files, Through(server), result, again=options.again)
         if asked:
             is_empty = _bring_in(asked, options, lambda body, name: _send(server, body, name), result)
     else:
         with open_data(options.data, create=True) as local:
-            for path, _ in files:
-                _directly(local, path, result)
+            _import(files, Directly(local), result, again=options.again)
             if asked:
                 is_empty = _bring_in(asked, options, lambda body, name: _store(local, body, name), result)
     _tell(result, as_json=options.json)
@@ -80,9 +80,29 @@ def _of_systems(options: Namespace) -> str:
         "--header": options.header,
         "--match": options.match,
         "--step": options.step,
-        "--again": options.again,
     }
     return next((option for option, value in given.items() if value), "")
+
+
+def _import(files: Sequence[tuple[Path, str]], target: Target, result: Result, *, again: bool) -> None:
+    """One file after another. One that holds nothing is a problem of its own where others do; alone it is an error."""
+    failed: list[PhasewiseError] = []
+    try:
+        for path, kind in files:
+            try:
+                import_one(target, path, result, kind=kind, again=again)
+            except MachineError:
+                raise
+            except PhasewiseError as error:
+                failed.append(error)
+    except (KeyboardInterrupt, MachineError):
+        if result.counts:
+            _tell(result, as_json=False, stream=sys.stderr)
+        print("phasewise: the same command goes on from there", file=sys.stderr)
+        raise
+    if failed and len(failed) == len(files):
+        raise failed[0]
+    result.problems += [str(error) for error in failed]
 
 
 def _asked(options: Namespace) -> Wanted:
@@ -113,44 +133,11 @@ def _bring_in(
 
 def _require_readable(path: Path) -> None:
     try:
-        with path.open("rb"):
-            pass
+        if not path.is_dir():
+            with path.open("rb"):
+                pass
     except OSError as error:
         raise InputError(path, "", (error.strerror or str(error)).lower(), "name a file that can be read") from None
-
-
-def _through(server: Server, path: Path, is_scrapes: bool, result: Result) -> None:
-    """Sends a file; JSON lines of scrapes in chunks, so that there is progress and no body beyond the limit."""
-    size = path.stat().st_size
-    with progress(f"sending {path.name}", max(size, 1)) as advance:
-        for chunk in _chunks(path) if is_scrapes else [path.read_bytes()]:
-            parameters = [("kind", "scrapes" if is_scrapes else "auto"), ("name", path.name)]
-            try:
-                result.add(server.send("/api/v1/ingest", chunk, parameters), path)
-            except InputError as error:
-                raise InputError(path, "", _own_words(error), error.remedy) from None
-            advance(len(chunk))
-
-
-def _own_words(error: InputError) -> str:
-    """What a server said, without the address in front and the remedy behind, which stand elsewhere in the line."""
-    return str(error).removeprefix(f"{error.source}: ").removesuffix(f" ({error.remedy})")
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    """Whole lines, about CHUNK_BYTES at a time."""
-    with path.open("rb") as handle:
-        while lines := handle.readlines(CHUNK_BYTES):
-            yield b"".join(lines)
-
-
-def _directly(local: Local, path: Path, result: Result) -> None:
-    from phasewise.collector.importers import import_file
-
-    with progress(f"reading {path.name}") as advance:
-        imported = import_file(path)
-        advance(0)
-        result.add({"counts": local.writer.add_import(imported), "problems": imported.problems}, path)
 
 
 def _send(server: Server, body: bytes, name: str) -> Mapping[str, Any]:
@@ -170,7 +157,7 @@ def _tell(result: Result, *, as_json: bool, stream: TextIO | None = None) -> Non
     if as_json:
         print(json.dumps({"counts": dict(result.counts), "problems": result.problems}, indent=2, ensure_ascii=False))
     else:
-        counted = ", ".join(f"{count:,} {name}" for name, count in sorted(result.counts.items()))
+        counted = ", ".join(f"{count:,} {name}" for name, count in sorted(result.counts.items()) if count)
         print(f"stored {counted or 'nothing'}", file=stream)
     for problem in result.problems[:20]:
         print(f"phasewise: {problem}", file=sys.stderr)
