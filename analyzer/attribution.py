@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from phasewise.analyzer.coverage import partly_seen
 from phasewise.analyzer.decoding import clean_tpot_s, interference_s, preempted_s
 from phasewise.analyzer.intervals import Bools, Floats, Steps, covered, level, own_share_s, valid
 from phasewise.analyzer.queueing import REASONS, Samples, slot_limit, wait_reasons
@@ -75,13 +76,20 @@ def attribute_instance(context: Context, rulebook: Rulebook) -> pl.DataFrame:
         return pl.DataFrame(schema={"request_key": pl.String})
     rows = _rows(frame)
     samples = read_samples(context.samples, rows.origin_unix_ns)
-    running = level(rows["scheduled_unix_ns"], rows["finished_unix_ns"])
+    # Where a good part of the requests sends no spans, those that do say nothing of how many ran together.
+    sampled = partly_seen(frame, context.samples)
+    if sampled:
+        running = samples.step(samples.running)
+        together = samples.step(samples.running + np.nan_to_num(samples.waiting))
+    else:
+        running = level(rows["scheduled_unix_ns"], rows["finished_unix_ns"])
+        together = level(rows["arrival_unix_ns"], rows["finished_unix_ns"])
     prefills = covered(rows["scheduled_unix_ns"], rows["first_token_unix_ns"])
     booked = {cause: np.zeros(len(frame)) for cause in CAUSES}
 
     stepped = book_steps(replace(context, requests=frame), rows.number, rows.origin_unix_ns, rulebook)
     if stepped is None or not stepped.chosen.all():
-        _book_waiting(booked, context, rows, samples, running, prefills)
+        _book_waiting(booked, context, rows, samples, None if sampled else running, prefills)
         _book_prefill(booked, rows)
         split = decode_split(context, rows.number, running, rulebook)
         _book_decode(booked, rows, samples, prefills, split)
@@ -103,7 +111,7 @@ def attribute_instance(context: Context, rulebook: Rulebook) -> pl.DataFrame:
         & (rows["queue_s"] > 0),
         "phases": ~np.isfinite(rows["queue_s"]) | ~np.isfinite(rows["prefill_s"]),
     }
-    answer = _answer(rows, booked, clamped, lacking, samples, running, stepped)
+    answer = _answer(rows, booked, clamped, lacking, samples, running, together, stepped)
     if stepped is not None:
         answer = answer.with_columns(_first_causes(rows, booked, front, stepped))
     return answer.filter(pl.col("request_key").is_in(list(context.targets)))
@@ -170,11 +178,13 @@ def _known(values: Floats) -> Floats:
 
 
 def _book_waiting(
-    booked: dict[str, Floats], context: Context, rows: Rows, samples: Samples, running: Steps, prefills: Steps
+    booked: dict[str, Floats], context: Context, rows: Rows, samples: Samples, overlap: Steps | None, prefills: Steps
 ) -> None:
+    """overlap: requests running, by their spans; None where these are too few to tell."""
     queue = _known(rows["queue_s"])
     queued, scheduled = rows["queued_unix_ns"], rows["scheduled_unix_ns"]
-    slots = slot_limit(context.settings, samples, running, level(queued, scheduled))
+    running = samples.step(samples.running) if overlap is None else overlap
+    slots = slot_limit(context.settings, samples, overlap, None if overlap is None else level(queued, scheduled))
     reasons = wait_reasons(queued, scheduled, samples, slots, running, prefills)
     total = np.nan_to_num(sum((reasons[reason] for reason in REASONS), start=np.zeros(len(queue))))
     stated = {cause: _known(rows[column]) for column, cause in _STATED.items()}
@@ -282,6 +292,7 @@ def _answer(
     lacking: Mapping[str, Bools],
     samples: Samples,
     running: Steps,
+    together: Steps,
     stepped: Stepwise | None,
 ) -> pl.DataFrame:
     by_class = np.stack(
@@ -304,8 +315,7 @@ def _answer(
         start=np.zeros(len(e2e)),
     )  # fmt: skip
     arrival, first, end = rows["arrival_unix_ns"], rows["first_token_unix_ns"], rows["finished_unix_ns"]
-    inside = level(arrival, end)
-    ran = valid(first, end) & np.isfinite(rows["scheduled_unix_ns"])
+    ran = valid(first, end) & np.isfinite(rows["scheduled_unix_ns"]) & bool(len(running.time))
     batch = np.divide(running.integral(first, end), end - first, out=np.full(len(e2e), np.nan), where=ran)
     at_admission, peak = _kv_around(samples, rows["scheduled_unix_ns"], end)
     if stepped is not None:
@@ -324,13 +334,15 @@ def _answer(
         "clamped": clamped,
         "missing_signals": _named(lacking),
         "first_causes": pl.Series([None] * len(clamped), dtype=pl.String),
-        "concurrency_at_arrival": np.maximum(inside.at(arrival), 1.0),
+        "concurrency_at_arrival": np.maximum(together.at(arrival), 1.0)
+        if len(together.time)
+        else np.full(len(e2e), np.nan),
         "decode_batch_mean": batch,
         "kv_usage_admission_ratio": at_admission,
         "kv_usage_peak_ratio": peak,
     }
     return pl.DataFrame(columns).with_columns(
-        pl.col("concurrency_at_arrival").round().cast(pl.Int64),
+        pl.col("concurrency_at_arrival").fill_nan(None).round().cast(pl.Int64),
         pl.col("margin_ratio", "decode_batch_mean", "kv_usage_admission_ratio", "kv_usage_peak_ratio").fill_nan(None),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phasewise.analyzer.coverage import UNKNOWN, Sampling
 from phasewise.analyzer.evidence import ENGINE, Evidence
 from phasewise.analyzer.statistics import rounded
 
@@ -24,10 +25,11 @@ def confidence(
     phase_ratio: float | None,
     margin_ratio: float | None,
     live_samples: int = 0,
+    sampling: Sampling = UNKNOWN,
 ) -> dict[str, object]:
     """matching: affected requests whose largest class is `primary` (a live verdict counts samples instead).
 
-    phase_ratio: requests with phase data; margin_ratio: lead over the next class as a share of the seconds compared.
+    sampling: told where not all requests sent spans; phase_ratio: requests with phase data; margin_ratio: lead over the next class as a share of the seconds compared.
     """
     for_it = [one for one in evidence if primary in one.supports]
     against = [one for one in evidence if primary in one.opposes]
@@ -45,6 +47,10 @@ def confidence(
             max("low", graded(margin_ratio, 0.0, 0.1, 0.25), key=LEVELS.index),
         ),
     ]
+    if sampling.is_partial:
+        checks.append(
+            ("finished requests with spans", rounded(sampling.ratio), "medium" if sampling.is_fair else "low")
+        )
     worst = min((level for _, _, level in checks), key=LEVELS.index)
     if primary == "inconclusive":
         worst = "insufficient"

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from phasewise.analyzer.coverage import UNKNOWN, Sampling
 from phasewise.analyzer.evidence import Evidence
 from phasewise.analyzer.inflight import InFlight
+from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.statistics import floats, percentile
 from phasewise.analyzer.window import Objective
 from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, CONTENTION, cause_column
@@ -82,18 +84,24 @@ def most_broken(rows: pl.DataFrame, objectives: Sequence[Objective]) -> tuple[Ob
     return best
 
 
-def slowest(rows: pl.DataFrame) -> pl.DataFrame:
-    """The slowest tenth by end-to-end time, at least 3."""
-    known = rows.filter(pl.col("e2e_s").is_not_null())
+def slowest(rows: pl.DataFrame, sampling: Sampling = UNKNOWN) -> pl.DataFrame:
+    """The slowest tenth by end-to-end time, at least 3; of a sample, the rows that stand for the slowest tenth of all requests."""
+    known = rows.filter(pl.col("e2e_s").is_not_null()).sort(["e2e_s", "request_key"], descending=[True, False])
     count = max(SLOW_SET_MIN, -(-len(known) // 10))
-    return known.sort(["e2e_s", "request_key"], descending=[True, False]).head(count)
+    if sampling.is_partial and len(known):
+        population = float(sampling.weights(known).sum()) / (sampling.share(known, known) or 1.0)
+        reached = np.cumsum(sampling.weights(known)) >= population / 10
+        count = max(SLOW_SET_MIN, int(reached.argmax()) + 1 if reached.any() else len(known))
+    return known.head(count)
 
 
-def seconds_by_cause(rows: pl.DataFrame) -> dict[str, float]:
-    """Booked seconds by cause, summed as integer nanoseconds so that the order of rows changes nothing."""
+def seconds_by_cause(rows: pl.DataFrame, weights: Floats | None = None) -> dict[str, float]:
+    """Booked seconds by cause, summed as integer nanoseconds so that the order of rows changes nothing. weights: for how many
+    requests each row stands."""
     found = {}
     for cause in CAUSES:
         values = np.nan_to_num(floats(rows, cause_column(cause)))
+        values = values if weights is None else values * weights
         found[cause] = int(np.rint(values * 1e9).astype(np.int64).sum()) / 1e9
     return found
 
@@ -163,11 +171,13 @@ def has_phases(rows: pl.DataFrame) -> pl.Series:
     return rows.select(pl.any_horizontal(*(pl.col(name).is_not_null() for name in phases)).alias("has"))["has"]
 
 
-def decide(rows: pl.DataFrame, objectives: Sequence[Objective], flight: InFlight) -> Finding:
+def decide(
+    rows: pl.DataFrame, objectives: Sequence[Objective], flight: InFlight, sampling: Sampling = UNKNOWN
+) -> Finding:
     """Status, slow set, primary and cause, before evidence is weighed (see `weighed`)."""
     objective, broken = most_broken(rows, objectives)
-    breaks = objective is not None and len(rows) > 0 and len(broken) > BROKEN_RATIO * len(rows)
-    affected = broken if breaks else slowest(rows)
+    breaks = objective is not None and len(rows) > 0 and sampling.share(broken, rows) > BROKEN_RATIO
+    affected = broken if breaks else slowest(rows, sampling)
     phase_ratio = int(has_phases(rows).sum()) / len(rows) if len(rows) else None
     judged = objective if breaks else None
     seconds = objective_seconds(affected, judged)

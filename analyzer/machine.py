@@ -41,14 +41,23 @@ def _bits(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
+def _model(settings: Mapping[str, Setting], named: str | None, rulebook: Rulebook) -> Model | None:
+    """What the operator states; else the first known of what the requests, and the engine itself, call it."""
+    stated = settings.get("model")
+    if stated is not None and stated.source == "user":
+        return rulebook.find_model(str(stated.value))
+    told = [settings[name].value for name in ("model", "served_model") if name in settings]
+    names = [str(name) for name in (named, *told) if name]
+    return next((model for name in names if (model := rulebook.find_model(name)) is not None), None)
+
+
 def machine(settings: Mapping[str, Setting], model_name: str | None, rulebook: Rulebook) -> Machine:
     """The machine behind one replica, as far as settings and model name tell."""
 
     def word(name: str) -> object:
         return settings[name].value if name in settings else None
 
-    stated = word("model")
-    model = rulebook.find_model(str(stated) if stated is not None else model_name)
+    model = _model(settings, model_name, rulebook)
     native = dtype_name(word("weight_dtype")) or (model.native_dtype if model else None) or "bf16"
     weights = dtype_name(word("quantization")) or native
     kv = dtype_name(word("kv_dtype")) or native

@@ -280,7 +280,10 @@ def _current(flags: Mapping[str, Flag], technique: Technique, situation: Situati
     for flag in (*flags.values(), *technique.flags.values()):
         seen = situation.settings.get(flag.setting or "")
         if seen is not None and seen.value is not None:
-            return {"setting": flag.setting, "value": seen.value, "source": seen.source}
+            told = [{"value": value, "source": source} for value, source in seen.others]
+            return {"setting": flag.setting, "value": seen.value, "source": seen.source} | (
+                {"others": told} if told else {}
+            )
     return None
 
 

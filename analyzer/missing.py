@@ -21,6 +21,14 @@ HOW: dict[str, str] = {
     "model": "engine metrics carry the model's name; or name it in phasewise.toml [hardware] model",
     "client_boundary": "import the client's records: phasewise ingest FILE; or propagate traceparent from the client",
     "scrape_join": "give --scrape one URL an engine, or an `instance` with each scrape; several engines could be meant",
+    "all_spans": (
+        "send every span: OTEL_TRACES_SAMPLER=parentbased_always_on, llm-d OTEL_TRACES_SAMPLER_ARG=1.0, Triton rate=1, and no tail "
+        "sampling in the collector between"
+    ),
+    "replica_names": (
+        "give each replica's spans the name its scrape has: OTEL_RESOURCE_ATTRIBUTES=service.instance.id=HOST:PORT, or "
+        "k8s.pod.name and k8s.namespace.name with a pod label on the scrape"
+    ),
     "wait_reason": "scrape the engine more often: no sample lies near these waits",
 }
 
@@ -32,8 +40,12 @@ def missing_signals(scene: Scene, finding: Finding, signals: dict[str, Value]) -
         found["request_spans"] = (
             "no requests" if finding.phase_ratio is None else f"{finding.phase_ratio:.0%} carry phases"
         )
+    if scene.sampling.is_partial:
+        found["all_spans"] = f"{scene.sampling.ratio:.0%} of the finished requests sent spans"
     if scene.unjoined:
         found["scrape_join"] = f"{len(scene.unjoined)} scraped engines belong to no known spans"
+    elif (apart := _apart(scene)) is not None:
+        found["replica_names"] = apart
     if signals.get("kv_usage_p95_ratio") is None:
         found["engine_metrics"] = "without KV use and waiting requests, a full slot limit and a full KV pool look alike"
     elif finding.affected["missing_signals"].str.contains("wait_reason").fill_null(False).any():
@@ -48,6 +60,15 @@ def missing_signals(scene: Scene, finding: Finding, signals: dict[str, Value]) -
         worst = _ttft_text(scene)
         found["client_boundary"] = f"user-visible TTFT unknown{worst}"
     return [{"signal": name, "how": HOW[name], "why": why} for name, why in found.items()]
+
+
+def _apart(scene: Scene) -> str | None:
+    """Spans without scrapes beside scraped engines of the same kind without spans: replicas that nothing tells apart."""
+    alone = [one for one in scene.replicas if one.has_spans and one.samples.is_empty()]
+    scraped = [one for one in scene.replicas if not one.has_spans and one.engine in {other.engine for other in alone}]
+    if not alone or not scraped:
+        return None
+    return f"spans of {len(alone)} and scrapes of {len(scraped)} engines are not joined: neither names nor counters tell which is which"
 
 
 def _ttft_text(scene: Scene) -> str:

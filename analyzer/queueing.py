@@ -13,6 +13,7 @@ import numpy as np
 
 from phasewise.analyzer.intervals import Bools, Floats, Steps, covered, level
 from phasewise.collector.context import Setting
+from phasewise.rules.engine_settings import RANKS
 
 KV_FULL_RATIO = 0.9  # from here on a waiting request is taken to wait for blocks
 KV_HIGH_RATIO = 0.8  # the same, where slots are free or sequences are being preempted
@@ -37,6 +38,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.time)
+
+    def step(self, values: Floats) -> Steps:
+        """Some column of the samples as a function of time: each holds until the next known one."""
+        known = np.isfinite(values)
+        return Steps(self.time[known], values[known])
 
     def hold(self, chosen: Bools) -> Steps:
         """1 while the nearest sample is a chosen one and no farther than HOLD_S, else 0."""
@@ -67,6 +73,14 @@ def slot_limit(
     """
     stated = settings.get("effective_max_num_seqs") or settings.get("max_num_seqs")
     known = float(stated.value) if stated is not None and isinstance(stated.value, int | float) else None
+    ranks = settings.get(RANKS)
+    if (
+        known is not None
+        and "effective_max_num_seqs" in settings
+        and ranks is not None
+        and isinstance(ranks.value, int)
+    ):
+        known *= ranks.value  # what a scheduler says of itself is one rank's; running is counted over all
     seen = [float(np.nanmax(samples.running))] if np.isfinite(samples.running).any() else []
     if running is not None and len(running.value):
         seen.append(_held_top(running))

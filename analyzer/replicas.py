@@ -13,6 +13,7 @@ from phasewise.analyzer.filters import SERVED, conditions
 from phasewise.analyzer.step_samples import of_instances, read_step_samples, with_idle_scrapes
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.context import Setting
+from phasewise.collector.facts import as_settings, merged, valid_facts
 from phasewise.collector.joins import peers, sample_ranges
 
 LIVE_NS = 60 * 10**9  # in-flight evidence looks back this far from the newest data in the window
@@ -51,13 +52,6 @@ class Replica:
         return rows.filter(pl.col("instance").is_in([self.instance, *self.members]))
 
 
-def read_settings(text: str | None) -> dict[str, Setting]:
-    """The settings column of `instances`: a JSON object name -> {"value", "source"}."""
-    if not text:
-        return {}
-    return {name: Setting(one.get("value"), str(one.get("source", ""))) for name, one in json.loads(text).items()}
-
-
 def read_replicas(
     store: Reader, window: Window, filters: Sequence[Filter], served: pl.DataFrame
 ) -> tuple[tuple[Replica, ...], tuple[str, ...]]:
@@ -69,9 +63,9 @@ def read_replicas(
     )
     stepped = read_step_samples(store, low, high)
     narrowed = _narrowed(store, filters)
-    found = _with_spans(served, samples, stepped, instances)
+    found = _with_spans(served, samples, stepped, instances, window)
     found += _only_steps(samples, stepped, instances, _names(found), narrowed, window)
-    scraped, alone = _without_spans(samples, instances, _names(found), narrowed)
+    scraped, alone = _without_spans(samples, instances, _names(found), narrowed, window)
     return (*found, *scraped), alone
 
 
@@ -80,7 +74,7 @@ def _names(replicas: Sequence[Replica]) -> set[str]:
 
 
 def _with_spans(
-    served: pl.DataFrame, samples: pl.DataFrame, stepped: pl.DataFrame, instances: list[dict[str, Any]]
+    served: pl.DataFrame, samples: pl.DataFrame, stepped: pl.DataFrame, instances: list[dict[str, Any]], window: Window
 ) -> list[Replica]:
     found: list[Replica] = []
     seen: set[str] = set()
@@ -90,9 +84,8 @@ def _with_spans(
         members = peers(instances, name)
         seen |= set(members)
         engine = served.filter(pl.col("instance").is_in(members))["engine"].drop_nulls()
-        found.append(
-            _replica(name, engine[0] if len(engine) else None, members, samples, stepped, instances, has_spans=True)
-        )
+        own = engine[0] if len(engine) else None
+        found.append(_replica(name, own, members, samples, stepped, instances, window, has_spans=True))
     return found
 
 
@@ -112,7 +105,7 @@ def _only_steps(
         if taken & {name, *members} or (narrowed is not None and not narrowed & {name, *members}):
             continue
         taken = taken | {name, *members}
-        found.append(_replica(name, "phasewise", members, samples, stepped, instances, has_spans=False))
+        found.append(_replica(name, "phasewise", members, samples, stepped, instances, window, has_spans=False))
     return found
 
 
@@ -123,6 +116,7 @@ def _replica(
     samples: pl.DataFrame,
     stepped: pl.DataFrame,
     instances: list[dict[str, Any]],
+    window: Window,
     *,
     has_spans: bool,
 ) -> Replica:
@@ -133,16 +127,42 @@ def _replica(
         chosen |= (pl.col("instance") == one.scrape) & pl.col("unix_ns").is_between(one.from_unix_ns, one.to_unix_ns)
     scraped = samples.filter(chosen & pl.col("joined").fill_null(True))
     steps = of_instances(stepped, members)
-    told = [row for row in instances if row["instance"] in members or row["joined_to"] in members]
-    settings = {key: setting for row in told for key, setting in read_settings(row["settings"]).items()}
+    settings = _settings_of(instances, members, window)
     others = tuple(member for member in members if member != name)
     if steps.is_empty():
         return Replica(name, engine, scraped, settings, has_spans, others)
     return Replica(name, engine, with_idle_scrapes(steps, scraped), settings, has_spans, others, scraped)
 
 
+def _settings_of(instances: list[dict[str, Any]], members: Sequence[str], window: Window) -> dict[str, Setting]:
+    """What the replica's spans, its scrapes and files about either say in the time of the window, the most believed first."""
+    rows = [row for row in instances if row["kind"] != "facts"]
+    own = [row for row in rows if row["instance"] in members and row["kind"] == "spans"]
+    scrapes = [
+        row for row in rows if row["kind"] == "scrape" and (row["joined_to"] in members or row["instance"] in members)
+    ]
+    inside = [
+        row
+        for row in scrapes
+        if row["first_seen_unix_ns"] < window.to_unix_ns + LIVE_NS
+        and row["last_seen_unix_ns"] >= window.from_unix_ns - LIVE_NS
+    ]
+    names = {*members, *(row["instance"] for row in scrapes)}
+    facts = [row for name in sorted(names) for row in _facts_about(instances, name)]
+    told = [*(inside or scrapes), *own, *valid_facts(facts, window.to_unix_ns)]
+    return as_settings(merged(*(json.loads(row["settings"]) for row in told if row["settings"])))
+
+
+def _facts_about(instances: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [row for row in instances if row["kind"] == "facts" and row["instance"] == name]
+
+
 def _without_spans(
-    samples: pl.DataFrame, instances: list[dict[str, Any]], taken: set[str], narrowed: set[str] | None
+    samples: pl.DataFrame,
+    instances: list[dict[str, Any]],
+    taken: set[str],
+    narrowed: set[str] | None,
+    window: Window,
 ) -> tuple[list[Replica], tuple[str, ...]]:
     """A scraped process with no request in the window: one that just started, or one whose requests are all still open."""
     found: list[Replica] = []
@@ -162,9 +182,8 @@ def _without_spans(
             if part.is_empty():
                 continue
             if part["joined"].fill_null(True).all():
-                found.append(
-                    Replica(target or name, part["engine"][0], part, read_settings(life.get("settings")), False)
-                )
+                settings = _settings_of([*filter(None, [life]), *_facts_about(instances, name)], [name], window)
+                found.append(Replica(target or name, part["engine"][0], part, settings, False))
             else:
                 alone.add(name)
     return found, tuple(sorted(alone))

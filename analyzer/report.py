@@ -31,7 +31,7 @@ from phasewise.analyzer.scene import Scene, read_scene
 from phasewise.analyzer.signals import merged_settings, window_signals
 from phasewise.analyzer.statistics import floats, rounded, summary
 from phasewise.analyzer.window import Filter, Objective, Window
-from phasewise.analyzer.wording import counted, headline
+from phasewise.analyzer.wording import counted, headline, sampling_sentence
 from phasewise.collector.context import Setting
 from phasewise.rules.load import Rulebook
 from phasewise.rules.vocabulary import CAUSES
@@ -61,7 +61,7 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
     """The same from a scene: pure."""
     flight = in_flight(scene)
     # A row that was stored before its attribution has its time booked to nothing yet: it cannot say what is slow.
-    first = decide(scene.requests.filter(pl.col("revision").is_not_null()), slo, flight)
+    first = decide(scene.requests.filter(pl.col("revision").is_not_null()), slo, flight, scene.sampling)
     signals = window_signals(scene, first.affected, rulebook)
     shares = _judged_shares(first, flight)
     stated = not first.live and bool(first.affected["first_causes"].is_not_null().any())
@@ -78,13 +78,15 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
         shares=shares,
         signals=signals,
         engine=engine,
-        engine_version=versions[0] if len(versions) else None,
+        engine_version=versions[0] if len(versions) else _told_version(settings),
         settings=settings,
     )
     matched = match(situation, rulebook)
     recommend = matched.recommend if finding.status != "unknown" else []
-    whole = seconds_by_cause(scene.requests)
-    known = float(np.nansum(floats(scene.requests, "measured_s")))
+    weights = scene.sampling.row_weights(scene.requests)
+    whole = seconds_by_cause(scene.requests, weights)
+    measured = np.nan_to_num(floats(scene.requests, "measured_s"))
+    known = float((measured if weights is None else measured * weights).sum())
     total = sum(whole.values())
     verdict: dict[str, object] = {
         "status": finding.status,
@@ -123,10 +125,20 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
         "provenance": {
             "rules": rulebook.version,
             "analyzer": analyzer_version(),
-            "coverage": rounded(finding.phase_ratio),
+            "coverage": rounded(scene.sampling.known_ratio(finding.phase_ratio)),
+            "sampling": scene.sampling.json(),
+            "aborted": {"estimated": scene.estimated_aborted, "source": "HTTP 2xx answers less finished requests"}
+            if scene.estimated_aborted
+            else None,
         },
     }
     return verdict
+
+
+def _told_version(settings: Mapping[str, Setting]) -> str | None:
+    """The engine's version as it or its platform tells it, where the spans do not."""
+    told = settings.get("engine_version")
+    return None if told is None else str(told.value)
 
 
 def analyzer_version() -> str:
@@ -206,6 +218,7 @@ def _confidence(scene: Scene, finding: Finding, evidence: Sequence[Evidence], fl
         finding.phase_ratio,
         finding.margin_ratio,
         flight.samples if finding.live else 0,
+        scene.sampling,
     )
 
 
@@ -296,7 +309,8 @@ def _examples(finding: Finding) -> list[dict[str, object]]:
 
 
 def _engine_statistics(scene: Scene) -> dict[str, object]:
-    return {name: summary(floats(scene.requests, column)) for name, column in _ENGINE_COLUMNS.items()}
+    weights = scene.sampling.row_weights(scene.requests)
+    return {name: summary(floats(scene.requests, column), weights) for name, column in _ENGINE_COLUMNS.items()}
 
 
 def _client_statistics(scene: Scene) -> dict[str, object] | None:
@@ -361,6 +375,12 @@ def _notes(scene: Scene, finding: Finding, flight: InFlight) -> list[str]:
     if flight.open:
         come = "its spans come when it ends" if flight.open == 1 else "their spans come when they end"
         notes.append(f"{counted(flight.open, 'request')} still open: {come}")
+    if scene.sampling.is_partial:
+        notes.append(sampling_sentence(scene.sampling))
+    if scene.estimated_aborted:
+        notes.append(
+            f"about {counted(scene.estimated_aborted, 'call')} given up by clients (an estimate: HTTP answers less finished requests)"
+        )
     if scene.unjoined:
         notes.append("scrapes without a known instance were left out: " + ", ".join(scene.unjoined))
     clamped = int(scene.requests["clamped"].fill_null(False).sum()) if len(scene.requests) else 0

@@ -86,6 +86,14 @@ def _load(scene: Scene) -> dict[str, Value]:
     )
     found["arrival_rate_per_s"] = (len(rows) - 1) / float(gaps.sum()) if gaps.sum() > 0 else None
     found["arrival_cv2"] = float(gaps.var() / gaps.mean() ** 2) if gaps.mean() > 0 else None
+    if scene.sampling.is_partial:  # rates of all requests; how their arrivals cluster, a sample does not tell
+        weights = scene.sampling.weights(rows)
+        lasting = (rows["finished_unix_ns"] - rows["arrival_unix_ns"]).to_numpy() / 1e9
+        found["concurrency_mean"] = float((lasting * weights).sum()) / span if span and scene.sampling.is_fair else None
+        ratio = scene.sampling.ratio
+        rate = found["arrival_rate_per_s"]
+        found["arrival_rate_per_s"] = rate / ratio if isinstance(rate, float) and ratio else None
+        found["arrival_cv2"] = None
     tenants = rows["tenant"].drop_nulls()
     if len(tenants):
         found["tenants_count"] = float(tenants.n_unique())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from phasewise.analyzer.coverage import Sampling
 from phasewise.analyzer.findings import Finding, seconds_by_cause, shares_of
 from phasewise.analyzer.inflight import InFlight
 from phasewise.analyzer.scene import Scene
@@ -96,3 +97,18 @@ def request_sentence(row: Mapping[str, object], partition: Mapping[str, object])
     seconds = float(str(partition.get(largest, 0.0)))
     what = PLAIN.get(largest, "cannot be explained").removeprefix("are ")
     return f"{seconds:.3g} s of {e2e:.3g} s ({seconds / e2e:.0%}): {what}." if e2e > 0 else "This request took no time."
+
+
+def sampling_sentence(sampling: Sampling) -> str:
+    """What a reader has to know of spans that only some of the requests sent."""
+    seen = f"{100 * (sampling.ratio or 0.0):.2g} % of the finished requests sent spans"
+    if sampling.kind == "head":
+        return f"{seen}, evenly (sampled): counts are those of the sample, rates are scaled"
+    kept = {
+        "tail": "the slow ones more often",
+        "gaps": "some of the time hardly any",
+        "uneven": "not evenly over their latencies",
+    }[sampling.kind]
+    if sampling.is_fair:
+        return f"{seen}, {kept}: shares and percentiles are weighted by {sampling.by}, counts are those of the sample"
+    return f"{seen}, {kept}: shares and percentiles are theirs, not those of all requests"

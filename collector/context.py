@@ -13,10 +13,14 @@ import polars as pl
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One engine setting as seen, and where: cache_config_info, server_info, user, plateau."""
+    """One engine setting as seen, and where: user, server_info, scrape, resource, startup_log, pod_arguments, plateau.
+
+    others: what less believed sources say instead, each as (value, source).
+    """
 
     value: object
     source: str
+    others: tuple[tuple[object, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

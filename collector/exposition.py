@@ -19,8 +19,9 @@ from phasewise.collector.devices import PREFIXES as DEVICE_PREFIXES
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import EngineSample
 from phasewise.collector.schemas import polars_schema
-from phasewise.rules.engine_parts import Info, Metrics, Series
+from phasewise.rules.engine_parts import WEB_SERVER_METRICS, Info, Metrics, Series
 from phasewise.rules.engine_profile import EngineProfile
+from phasewise.rules.engine_settings import RANKS
 
 SAMPLE_SCHEMA = polars_schema(EngineSample)
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_.]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
@@ -72,7 +73,11 @@ def read_exposition(
 
 def metric_prefixes(profiles: Profiles) -> tuple[str, ...]:
     """What the names of metrics begin with that are read: engines' and devices'."""
-    return (*(prefix for p in profiles.for_metrics() if p.metrics for prefix in p.metrics.prefixes), *DEVICE_PREFIXES)
+    return (
+        *(prefix for p in profiles.for_metrics() if p.metrics for prefix in p.metrics.prefixes),
+        *DEVICE_PREFIXES,
+        *WEB_SERVER_METRICS,
+    )
 
 
 def parse_text(text: str, prefixes: tuple[str, ...]) -> tuple[list[Point], int]:
@@ -271,13 +276,37 @@ def _model(metrics: Metrics, families: Mapping[str, list[Point]]) -> str | None:
 
 def _settings(metrics: Metrics, families: Mapping[str, list[Point]]) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
+    ranks = _ranks(metrics, families)
     for name, infos in metrics.settings.items():
         for info in infos:
-            value = _setting(info, families)
+            value = _of_ranks(info, families, metrics.data_parallel_label, ranks)
             if value is not None:
                 found[name] = value
                 break
+    if len(ranks) > 1:
+        found[RANKS] = len(ranks)
     return found
+
+
+def _ranks(metrics: Metrics, families: Mapping[str, list[Point]]) -> list[str]:
+    """Data-parallel ranks that the load gauges tell of."""
+    label = metrics.data_parallel_label
+    running = metrics.gauges.get("running")
+    if not label or running is None:
+        return []
+    return sorted({point.labels[label] for point in _family(running.names, ("",), families) if label in point.labels})
+
+
+def _of_ranks(info: Info, families: Mapping[str, list[Point]], label: str, ranks: list[str]) -> Setting | None:
+    """A setting; one that each rank has for itself is the sum over the ranks, unknown where one of them does not tell."""
+    if not info.each_rank or len(ranks) < 2:
+        return _setting(info, families)
+    values = []
+    for rank in ranks:
+        own = {name: [one for one in points if one.labels.get(label) == rank] for name, points in families.items()}
+        values.append(_setting(info, own))
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return sum(numbers) if len(numbers) == len(ranks) else None
 
 
 def _setting(info: Info, families: Mapping[str, list[Point]]) -> Setting | None:

@@ -1,24 +1,26 @@
 """Which scrape is which replica, and when: joining the names that spans and scrapes give one engine process.
 
 In this order: the same name in both; the only instance of that engine family alive in the overlapping time, on both sides; the
-finished counter against the spans that finished; that counter against several instances together (the API server processes of
-one engine). Otherwise unjoined, and said so: a wrong join is worse than none. Each life of a scrape is joined by itself, so an
+finished counter against the spans that finished, then the seconds they took (`fingerprints`); that counter against several instances
+together (the API server processes of one engine). Otherwise unjoined, and said so: a wrong join is worse than none. Each life of a scrape is joined by itself, so an
 engine that is restarted under another name keeps what was scraped before.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from phasewise.collector.fingerprints import Fit, Part
 from phasewise.collector.lives import Life
 from phasewise.collector.records import Instance
 
 SLACK_NS = 120 * 10**9  # scrapes may stop before the last request, and begin after the first
-COUNTER_ERROR = 0.2  # mean deviation of the two cumulative counts, as a share of their total
-COUNTER_LEAD = 2.0  # the second best must be that much worse
-COUNTER_LEAST = 5  # finished requests
+COUNTER_ERROR = 0.2  # a counter off by more than this share of its requests is another engine's
+COUNTER_LEAD = 2.0  # the second best must be that much worse,
+COUNTER_MARGIN = 0.05  # and by this share of the requests,
+COUNTER_DIFFERENCE = 5  # and by as many of them: fewer may be where a scrape happened to fall
+EVIDENCE_NS = 4 * 3600 * 10**9  # the last hours that both sides tell of are looked at
 ALWAYS = (-(2**62), 2**62)
 SUM = "counters_sum"
 
@@ -37,9 +39,9 @@ class Join:
     to_unix_ns: int = ALWAYS[1]
 
 
-# Mean deviation between the finished counter of a scrape from one time to another and the finished spans of some instances
-# together, None where it cannot be told.
-Deviation = Callable[[tuple[str, ...], str, int, int], float | None]
+# How the counters of a scrape from one time to another fit the finished spans of some instances together, None where it cannot
+# be told.
+Deviation = Callable[[tuple[str, ...], str, int, int], Fit | None]
 Family = Callable[[str | None], str | None]
 
 
@@ -96,21 +98,33 @@ def _by_counters(
     rivals: Sequence[Instance],
     deviation: Deviation,
 ) -> str | None:
-    """The candidate whose counter follows this instance's spans, clearly better than any other pairing of either."""
+    """The candidate whose counters follow this instance's spans, clearly better than any other pairing of either: by requests,
+    else, where load is spread too evenly for that, by the seconds that these took."""
 
-    def deviates(spans: str, scrape: str) -> float | None:
+    def fits(spans: str, scrape: str) -> Fit | None:
         own = [life for life in candidates if life.scrape == scrape]
-        return deviation((spans,), scrape, own[0].first_unix_ns, own[-1].last_unix_ns)
+        end = min(own[-1].last_unix_ns, one.last_seen_unix_ns + SLACK_NS)
+        return deviation((spans,), scrape, max(own[0].first_unix_ns, end - EVIDENCE_NS), end)
 
-    own = {name: d for name in names if (d := deviates(one.instance, name)) is not None}
-    if not own:
-        return None
-    best = min(own, key=lambda name: own[name])
-    others = [d for name, d in own.items() if name != best]
-    others += [d for r in rivals if (d := deviates(r.instance, best)) is not None]
-    if own[best] > COUNTER_ERROR or any(d < max(own[best] * COUNTER_LEAD, COUNTER_ERROR) for d in others):
-        return None
-    return best
+    own = {name: fit for name in names if (fit := fits(one.instance, name)) is not None}
+    others = {name: [fit for rival in rivals if (fit := fits(rival.instance, name)) is not None] for name in own}
+    for kind in ("requests", "seconds"):
+        known = {name: part for name, fit in own.items() if (part := fit.part(kind)) is not None}
+        if not known:
+            continue
+        best = min(known, key=lambda name: (known[name].ratio, name))
+        beside = [part for name, part in known.items() if name != best]
+        beside += [part for fit in others[best] if (part := fit.part(kind)) is not None]
+        if known[best].ratio <= COUNTER_ERROR and all(_is_clearly_worse(part, known[best]) for part in beside):
+            return best
+    return None
+
+
+def _is_clearly_worse(other: Part, best: Part) -> bool:
+    return (
+        other.ratio >= max(best.ratio * COUNTER_LEAD, best.ratio + COUNTER_MARGIN)
+        and other.off - best.off >= COUNTER_DIFFERENCE * best.each
+    )
 
 
 def _groups(
@@ -128,8 +142,8 @@ def _groups(
                 max(life.first_unix_ns, min(one.first_seen_unix_ns for one in group) - SLACK_NS),
                 min(life.last_unix_ns, max(one.last_seen_unix_ns for one in group) + SLACK_NS),
             )
-            together = deviation(names, life.scrape, *reach)
-            single = [d for name in names if (d := deviation((name,), life.scrape, *reach)) is not None]
+            together = _ratio(deviation(names, life.scrape, *reach))
+            single = [d for name in names if (d := _ratio(deviation((name,), life.scrape, *reach))) is not None]
             if together is not None and all(d > max(COUNTER_ERROR, COUNTER_LEAD * together) for d in single):
                 found.append((together, life))
         found.sort(key=lambda pair: pair[0])
@@ -144,6 +158,10 @@ def _groups(
         for life, group in matched
         if all(other is group or taken.count(life) == 1 or _disjoint(group, other) for _, other in matched)
     ]
+
+
+def _ratio(fit: Fit | None) -> float | None:
+    return None if fit is None else fit.requests.ratio
 
 
 def _clusters(free: Sequence[Instance], family: Family) -> list[list[Instance]]:
@@ -204,30 +222,6 @@ def _overlap(one: Instance, other: Instance, slack_ns: int) -> bool:
         one.first_seen_unix_ns - slack_ns <= other.last_seen_unix_ns
         and other.first_seen_unix_ns - slack_ns <= one.last_seen_unix_ns
     )
-
-
-def counter_deviation(counts: Sequence[tuple[int, float]], finished_unix_ns: Sequence[int]) -> float | None:
-    """How far a finished counter, as (time, count) in order, runs from the times at which spans finished, both ascending.
-
-    Mean absolute difference of the two cumulative counts over the scrapes, as a share of the larger total; None below
-    COUNTER_LEAST on either side. A counter that falls (a restart) begins again.
-    """
-    if len(counts) < 2:
-        return None
-    steps = [0.0]
-    for (_, before), (_, after) in itertools.pairwise(counts):
-        steps.append(steps[-1] + (after - before if after >= before else after))
-    start, end = counts[0][0], counts[-1][0]
-    inside = [t for t in finished_unix_ns if start < t <= end]
-    total = max(steps[-1], float(len(inside)))
-    if min(steps[-1], len(inside)) < COUNTER_LEAST:
-        return 1.0 if total >= COUNTER_LEAST else None
-    at, difference = 0, 0.0
-    for (time, _), value in zip(counts, steps, strict=True):
-        while at < len(inside) and inside[at] <= time:
-            at += 1
-        difference += abs(value - at)
-    return difference / len(counts) / total
 
 
 @dataclass(frozen=True, slots=True)

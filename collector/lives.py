@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from phasewise.collector.facts import merged
+
 
 @dataclass(frozen=True, slots=True)
 class Life:
@@ -43,10 +45,10 @@ def with_samples(lives: Sequence[Life], seen: Life) -> list[Life]:
 
 
 def with_settings(lives: Sequence[Life], unix_ns: int, settings: Mapping[str, object]) -> list[Life]:
-    """Settings seen at a time, noted with the life of that time; the newest value of a name wins."""
+    """Settings seen at a time (as `facts.noted` makes them), noted with the life of that time."""
     at = _index_at(lives, unix_ns)
     own = lives[at]
-    return [*lives[:at], replace(own, settings={**own.settings, **settings}), *lives[at + 1 :]]
+    return [*lives[:at], replace(own, settings=merged(own.settings, settings)), *lives[at + 1 :]]
 
 
 def _same(lives: Sequence[Life], seen: Life) -> int | None:
@@ -89,5 +91,5 @@ def _united(one: Life, other: Life) -> Life:
         first_unix_ns=min(one.first_unix_ns, other.first_unix_ns),
         last_unix_ns=max(one.last_unix_ns, other.last_unix_ns),
         starts_unix_s=one.starts_unix_s | other.starts_unix_s,
-        settings={**one.settings, **other.settings},
+        settings=merged(one.settings, other.settings),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from phasewise.collector.calls import calls_of
+from phasewise.collector.disaggregation import halves_of, marked
 from phasewise.collector.durations import seconds
 from phasewise.collector.fronts import with_fronts, with_shapes
 from phasewise.collector.identity import identities
@@ -51,15 +52,17 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
         pl.lit(False), *(pl.col("attributes").str.contains(f'"{mark}":true', literal=True) for mark in marks)
     )
     own = engines.filter(~supplement)
-    calls = calls_of(profiles, classified, _engine_rows(profiles, own, classified))
+    halves = halves_of(profiles, classified, own)
+    rows, prefills = marked(_engine_rows(profiles, own, classified), halves)
+    calls = calls_of(profiles, classified, rows)
     steps, broken = steps_of(classified.filter(pl.col("role") == "steps"))
     return Normalized(
         requests=calls.requests,
         turns=calls.turns,
         steps=steps,
         events=startup_events(classified),
-        supplements=_engine_rows(profiles, engines.filter(supplement), classified),
-        superseded=[*calls.superseded, *given_way],
+        supplements=pl.concat([_engine_rows(profiles, engines.filter(supplement), classified), prefills]),
+        superseded=[*calls.superseded, *given_way, *prefills["request_key"]],
         settings=settings_of(profiles, engines),
         unmapped=unmapped_counts(classified),
         broken_steps=broken,

@@ -64,12 +64,13 @@ def _first_match(groups: list[tuple[str, tuple[Detector, ...]]]) -> pl.Expr:
     chain: pl.Expr = pl.lit(None, dtype=pl.String)
     for profile_id, detectors in reversed(groups):
         if detectors:
-            test = reduce(or_, (_condition(detector) for detector in detectors))
+            test = reduce(or_, (condition(detector) for detector in detectors))
             chain = pl.when(test).then(pl.lit(profile_id)).otherwise(chain)
     return chain
 
 
-def _condition(detector: Detector) -> pl.Expr:
+def condition(detector: Detector) -> pl.Expr:
+    """Whether a span is one the detector means, by the columns of records.SPAN_SCHEMA."""
     name = pl.col("name")
     scope = pl.col("scope_name").fill_null("")
     tests: list[pl.Expr] = []

@@ -177,6 +177,7 @@ class EngineSample:
     finished: float | None = None  # counter, all reasons but abort
     aborted: float | None = None  # counter
     refused: float | None = None  # counter
+    answered: float | None = None  # counter: calls that the HTTP server answered with 2xx; moves when the answer ends
     steps: float | None = None  # counter
     step_tokens: float | None = None  # counter
     ttft_count: float | None = None  # counter: moves at the first token, before the request ends
@@ -258,11 +259,11 @@ class Instance:
     engine_version: str | None = None
     model: str | None = None
     service: str | None = None
-    kind: str = "spans"  # spans or scrape: which side knows it by this name
+    kind: str = "spans"  # spans or scrape: which side knows it by this name; facts: what a file says of the process of this name
     first_seen_unix_ns: int = 0
     last_seen_unix_ns: int = 0
     settings: str | None = (
-        None  # JSON: name -> {"value": ..., "source": ...}; names as in the summary schema's engine section
+        None  # JSON: name -> {"value", "source", "unix_ns"?, "others": [...]?}; names as in rules/engine_settings.py
     )
     joined_to: str | None = None  # the instance of the other kind that is the same replica
     joined_by: str | None = None  # resource, only_instance, counters, counters_sum, user

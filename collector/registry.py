@@ -1,11 +1,13 @@
 """The instances seen: who, when, with which settings, and which scrape belongs to which spans. Kept in memory, stored when changed.
 
 In the table a span instance has one row. A scrape has one row a life and span instance, over the time that its samples are of
-that instance; `joined_to` is null where nothing tells whose they are.
+that instance; `joined_to` is null where nothing tells whose they are. What files say of engine processes stands beside them (kind `facts`), under the
+name a file gives the process and since when it holds.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -15,13 +17,18 @@ import polars as pl
 
 from phasewise.collector import joins
 from phasewise.collector.context import Setting
+from phasewise.collector.facts import Statement, as_settings, merged, noted
 from phasewise.collector.joins import Deviation, Join, SampleRange, joins_of, until
 from phasewise.collector.lives import Life, with_samples, with_settings
+from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import Instance, columns
 from phasewise.collector.schemas import polars_schema
+from phasewise.collector.stated_facts import StatedFacts, text_of
 from phasewise.collector.store import Transaction
+from phasewise.rules.errors import InputError
 
 _FIELDS = list(columns(Instance))
+PROCESS = "#"  # between an address and the start of one of the processes that answer there
 
 
 class Registry:
@@ -35,7 +42,9 @@ class Registry:
         self._spans = {one.instance: one for one in found if one.kind == "spans"}
         self._lives: dict[str, list[Life]] = {}
         self._joins: dict[str, list[Join]] = {}  # by scrape
+        self._facts = StatedFacts(found)
         self._changed: set[tuple[str, str]] = set()
+        self._balanced = {one.instance.partition(PROCESS)[0] for one in found if PROCESS in one.instance}
         self._unseen = True
         self._stated = stated
         for one in sorted(found, key=lambda i: i.first_seen_unix_ns):
@@ -89,22 +98,88 @@ class Registry:
             self._unseen = self._unseen or len(after) != len(before)
             self._put_lives(name, after)
 
+    def apart(self, transaction: Transaction, samples: pl.DataFrame) -> pl.DataFrame:
+        """Samples of an address behind which several processes answer in turn (a balancer), each named `ADDRESS#START` by the start of
+        its process: counters of two engines under one name would tell nothing. Those stored before this was seen are renamed."""
+        starts = samples.filter(pl.col("process_start_unix_s").is_not_null())
+        for (name,), own in starts.group_by("instance", maintain_order=True):
+            if str(name) not in self._balanced and self._is_balanced(str(name), own):
+                self._balanced.add(str(name))
+                self._part(transaction, str(name))
+        if not self._balanced:
+            return samples
+        chosen = pl.col("instance").is_in(list(self._balanced)) & pl.col("process_start_unix_s").is_not_null()
+        named = pl.concat_str("instance", pl.lit(PROCESS), pl.col("process_start_unix_s").round(2).cast(pl.String))
+        return samples.with_columns(pl.when(chosen).then(named).otherwise("instance").alias("instance"))
+
+    def _is_balanced(self, name: str, own: pl.DataFrame) -> bool:
+        """Whether the times of two processes overlap: after a restart the one before answers no more."""
+        times = {
+            start: (life.first_unix_ns, life.last_unix_ns)
+            for life in self._lives.get(name, [])
+            for start in life.starts_unix_s
+        }
+        if any(len(life.starts_unix_s) > 1 for life in self._lives.get(name, [])):
+            return True
+        for start, at in own.select("process_start_unix_s", "unix_ns").iter_rows():
+            low, high = times.get(start, (at, at))
+            times[start] = min(low, at), max(high, at)
+        ordered = sorted(times.values())
+        return any(later[0] < before[1] for before, later in itertools.pairwise(ordered))
+
+    def _part(self, transaction: Transaction, name: str) -> None:
+        """The samples and the life of a balanced address divided among the processes that answered."""
+        transaction.execute(
+            "UPDATE engine_samples SET instance = instance || ? || CAST(round(process_start_unix_s, 2) AS VARCHAR) "
+            "WHERE instance = ? AND process_start_unix_s IS NOT NULL",
+            [PROCESS, name],
+        )
+        self._lives.pop(name, None)
+        self._joins.pop(name, None)
+        self._changed.add((name, "scrape"))
+        stored = transaction.query(
+            "SELECT instance, engine, model, process_start_unix_s, unix_ns FROM engine_samples WHERE starts_with(instance, ?)",
+            [name + PROCESS],
+        )
+        if not stored.is_empty():
+            self.see_samples(stored)
+
     def see_settings(self, instance: str, settings: Mapping[str, object], source: str) -> None:
-        """Settings of a span instance already seen; the newest value of a name wins, but for what the operator states."""
+        """Settings of a span instance already seen; what another source said of a name is kept beside it."""
         own = self._spans.get(instance)
-        if source != "user":
-            settings = {name: value for name, value in settings.items() if name not in self._stated}
         if own is None or not settings:
             return
         known = json.loads(own.settings) if own.settings else {}
-        merged = {**known, **_noted(settings, source)}
-        if merged != known:
-            self._put(replace(own, settings=json.dumps(merged, sort_keys=True)))
+        told = merged(known, noted(settings, source))
+        if told != known:
+            self._put(replace(own, settings=json.dumps(told, sort_keys=True)))
 
-    def see_scraped_settings(self, scrape: str, unix_ns: int, settings: Mapping[str, object]) -> None:
-        """Settings that a scrape already seen showed at a time; they hold for that life of it."""
+    def see_scraped_settings(
+        self, scrape: str, unix_ns: int, settings: Mapping[str, object], source: str = "scrape"
+    ) -> None:
+        """Settings that a scrape already seen showed at a time, or the server behind it; they hold for that life of it."""
         if settings and scrape in self._lives:
-            self._put_lives(scrape, with_settings(self._lives[scrape], unix_ns, _noted(settings, "scrape")))
+            # Every scrape says them again: the time is kept where it tells when somebody asked.
+            told = noted(settings, source, None if source == "scrape" else unix_ns)
+            self._put_lives(scrape, with_settings(self._lives[scrape], unix_ns, told))
+
+    def see_statement(self, name: str, said: Statement) -> list[str]:
+        """What a file says of the process of that name (of spans or of a scrape), seen or not yet; the span instances it is about."""
+        if self._facts.add(name, said):
+            self._changed.add((name, "facts"))
+        joined = [join.spans for join in self._joins.get(name, [])]
+        return list(dict.fromkeys([*joined, *([name] if name in self._spans else [])]))
+
+    def alone_of(
+        self, family: str | None, family_of: Callable[[str | None], str | None]
+    ) -> tuple[str | None, list[str]]:
+        """The only engine process of a family that is known, None where there are several or none; and the names of all."""
+        spans = [one.instance for one in self._spans.values() if family_of(one.engine) == family]
+        scrapes = [name for name, lives in self._lives.items() if family_of(lives[-1].engine) == family]
+        free = [name for name in scrapes if not self._joins.get(name)]
+        names = sorted({*spans, *scrapes})
+        processes = [*spans, *(name for name in free if name not in spans)]
+        return (processes[0] if len(processes) == 1 else None), names
 
     def _see_stated(self, instance: str) -> None:
         self.see_settings(instance, self._stated, "user")
@@ -161,17 +236,19 @@ class Registry:
         return own.first_seen_unix_ns, own.last_seen_unix_ns
 
     def settings(self, spans_instance: str, first_unix_ns: int = 0, last_unix_ns: int = 2**62) -> dict[str, Setting]:
-        """Settings of a replica in some time: its scrapes' first, the latest winning, its spans' over them."""
-        found: dict[str, Setting] = {}
-        for one in self.sample_ranges(spans_instance):
+        """Settings of a replica in some time: what its spans, its scrapes and files about either say, the most believed first."""
+        columns: list[Mapping[str, object]] = []
+        ranges = self.sample_ranges(spans_instance)
+        for one in ranges:
             for life in self._lives[one.scrape]:
                 inside = max(life.first_unix_ns, one.from_unix_ns, first_unix_ns)
                 if inside <= min(life.last_unix_ns, one.to_unix_ns, last_unix_ns):
-                    found |= _read(life.settings)
+                    columns.append(life.settings)
         own = self._spans.get(spans_instance)
         if own is not None and own.settings:
-            found |= _read(json.loads(own.settings))
-        return found
+            columns.append(json.loads(own.settings))
+        names = {spans_instance, *(one.scrape for one in ranges)}
+        return as_settings(merged(*columns, *self._facts.settings(names, last_unix_ns)))
 
     def unnamed(self, family: Callable[[str | None], str | None]) -> dict[str, bool]:
         """Scrapes without a name -> whether it is known whose they are."""
@@ -190,6 +267,7 @@ class Registry:
             return
         scrapes = {name for name, kind in self._changed if kind == "scrape"}
         rows = [self._row(self._spans[name]) for name, kind in sorted(self._changed) if kind == "spans"]
+        rows += [self._row(one) for one in self._facts.of(name for name, kind in self._changed if kind == "facts")]
         rows += self._rows_of(scrapes)
         changed = pl.DataFrame(sorted(self._changed), schema={"instance": pl.String, "kind": pl.String}, orient="row")
         transaction.run(
@@ -222,6 +300,7 @@ class Registry:
                         kind="scrape",
                         first_seen_unix_ns=first,
                         last_seen_unix_ns=last,
+                        engine_version=text_of(life.settings, "engine_version"),
                         settings=json.dumps(dict(life.settings), sort_keys=True) if life.settings else None,
                         joined_to=join.spans if join else None,
                         joined_by=join.by if join else None,
@@ -276,20 +355,19 @@ class Registry:
             self._changed.add((scrape, "scrape"))
 
 
+def facts_names(registry: Registry, profiles: Profiles, said: Statement, instance: str | None) -> list[str]:
+    """Under which names a statement is kept. Raises InputError where it names no process and several, or none, could be meant."""
+    if instance or said.names:
+        return [instance] if instance else list(said.names)
+    alone, known = registry.alone_of(profiles.family(said.engine), profiles.family)
+    if alone is None:
+        listed = f"known are {', '.join(known[:8])}" if known else "none has been seen yet"
+        raise InputError("--instance", "", f"is needed: which {said.engine} process this is about is not told", listed)
+    return [alone]
+
+
 def _first(life: Life) -> int:
     return life.first_unix_ns
-
-
-def _noted(settings: Mapping[str, object], source: str) -> dict[str, object]:
-    return {name: {"value": value, "source": source} for name, value in settings.items()}
-
-
-def _read(settings: Mapping[str, object]) -> dict[str, Setting]:
-    return {
-        name: Setting(entry["value"], str(entry["source"]))
-        for name, entry in settings.items()
-        if isinstance(entry, Mapping)
-    }
 
 
 def _by(found: Iterable[Iterable[Join]], name: Callable[[Join], str]) -> dict[str, list[Join]]:

@@ -9,6 +9,7 @@ import polars as pl
 
 from phasewise.collector.attribution import typed, without_attribution
 from phasewise.collector.completion import CLIENT_COLUMNS, NEAR_NS, SUPPLEMENT_COLUMNS, Identifiers, filled
+from phasewise.collector.disaggregation import PREFILL_SOURCE, with_prefill
 from phasewise.collector.requests import FULL_SCHEMA, REQUEST_SCHEMA
 from phasewise.collector.store import Transaction
 
@@ -125,7 +126,10 @@ def _supplemented(
     )
     transaction.insert("supplements", everything.join(used, on="request_key", how="anti").select(list(REQUEST_SCHEMA)))
     touched = candidates.filter(pl.col("request_key").is_in([*known, *pairs["request_key"].to_list()]))
-    return filled(touched, everything, pairs, SUPPLEMENT_COLUMNS)
+    halves = pl.col("source") == PREFILL_SOURCE
+    others = everything.filter(~halves.fill_null(False))
+    told = pairs.join(others.select(pl.col("request_key").alias("other")), on="other", how="semi")
+    return with_prefill(filled(touched, others, told, SUPPLEMENT_COLUMNS), everything, pairs)
 
 
 def replace_rows(transaction: Transaction, rows: pl.DataFrame) -> None:

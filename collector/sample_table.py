@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping
 
 import polars as pl
 
-from phasewise.collector.joins import Deviation, counter_deviation
+from phasewise.collector.fingerprints import Counters, Ends, Fit, Floats, fit, together
+from phasewise.collector.joins import Deviation
 from phasewise.collector.store import Transaction
+
+MINUTE_NS = 60 * 10**9
 
 
 def add_samples(transaction: Transaction, samples: pl.DataFrame) -> pl.DataFrame:
@@ -33,38 +35,49 @@ def deviations(transaction: Transaction, fresh: Callable[[str], pl.DataFrame]) -
 
     fresh: rows of an instance that are not in the store yet.
     """
-    known: dict[tuple[tuple[str, ...], str, int, int], float | None] = {}
-    finished: dict[str, list[int]] = {}
-    counts: dict[str, list[tuple[int, float]]] = {}
+    known: dict[tuple[tuple[str, ...], str, int, int], Fit | None] = {}
+    finished: dict[tuple[str, int, int], Ends] = {}
+    counts: dict[tuple[str, int, int], Counters] = {}
 
-    def of_spans(instance: str) -> list[int]:
-        if instance not in finished:
+    def of_spans(instance: str, low: int, high: int) -> Ends:
+        if (instance, low, high) not in finished:
             stored = transaction.query(
-                "SELECT request_key, finished_unix_ns FROM requests WHERE instance = ? AND outcome = 'ok'", [instance]
+                "SELECT request_key, finished_unix_ns, e2e_s FROM requests WHERE instance = ? AND outcome = 'ok' "
+                "AND finished_unix_ns BETWEEN ? AND ?",
+                [instance, low, high],
             )
-            own = fresh(instance).select("request_key", "finished_unix_ns")
-            both = pl.concat([stored, own]).unique("request_key")
-            finished[instance] = both["finished_unix_ns"].sort().to_list()
-        return finished[instance]
+            own = fresh(instance).filter(pl.col("finished_unix_ns").is_between(low, high)).select(stored.columns)
+            both = pl.concat([stored, own]).unique("request_key").sort("finished_unix_ns")
+            finished[instance, low, high] = Ends(both["finished_unix_ns"].to_numpy(), _floats(both["e2e_s"]))
+        return finished[instance, low, high]
 
-    def of_scrape(instance: str) -> list[tuple[int, float]]:
-        if instance not in counts:
+    def of_scrape(instance: str, low: int, high: int) -> Counters:
+        if (instance, low, high) not in counts:
             rows = transaction.query(
-                "SELECT unix_ns, finished FROM engine_samples WHERE instance = ? AND finished IS NOT NULL ORDER BY unix_ns",
-                [instance],
+                "SELECT unix_ns, finished, e2e_sum_s FROM engine_samples WHERE instance = ? AND finished IS NOT NULL "
+                "AND unix_ns BETWEEN ? AND ? ORDER BY unix_ns",
+                [instance, low, high],
             )
-            counts[instance] = list(rows.iter_rows())
-        return counts[instance]
+            counts[instance, low, high] = Counters(
+                rows["unix_ns"].to_numpy(), _floats(rows["finished"]), _floats(rows["e2e_sum_s"])
+            )
+        return counts[instance, low, high]
 
-    def deviation(spans: tuple[str, ...], scrape: str, from_unix_ns: int, to_unix_ns: int) -> float | None:
-        key = (spans, scrape, from_unix_ns, to_unix_ns)
+    def deviation(spans: tuple[str, ...], scrape: str, from_unix_ns: int, to_unix_ns: int) -> Fit | None:
+        # Whole minutes, so that pairs of nearly the same time share what is read.
+        key = (spans, scrape, from_unix_ns // MINUTE_NS * MINUTE_NS, -(-to_unix_ns // MINUTE_NS) * MINUTE_NS)
         if key not in known:
-            inside = [point for point in of_scrape(scrape) if from_unix_ns <= point[0] <= to_unix_ns]
-            ends = heapq.merge(*(of_spans(name) for name in spans))
-            known[key] = counter_deviation(inside, list(ends))
+            low, high = key[2:]
+            ends = together([of_spans(name, low, high) for name in spans])
+            known[key] = fit(of_scrape(scrape, low, high), ends)
         return known[key]
 
     return deviation
+
+
+def _floats(values: pl.Series) -> Floats:
+    """NaN where unknown."""
+    return values.cast(pl.Float64).fill_null(float("nan")).to_numpy()
 
 
 def mark_joined(transaction: Transaction, joined: Mapping[str, bool]) -> None:

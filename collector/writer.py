@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -29,6 +29,7 @@ from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
 from phasewise.collector.device_table import add_devices, error_marks
 from phasewise.collector.exposition import Exposition, samples_of_points
+from phasewise.collector.facts import Statement
 from phasewise.collector.frames import SeenSettings, devices_frame, frame_of, samples_frame
 from phasewise.collector.identity import identities
 from phasewise.collector.import_marks import Mark, position_of, write_mark
@@ -41,7 +42,7 @@ from phasewise.collector.profiles import Profiles
 from phasewise.collector.recordings import note_recordings
 from phasewise.collector.records import SPAN_SCHEMA, Annotation
 from phasewise.collector.refresher import Refresher
-from phasewise.collector.registry import Registry
+from phasewise.collector.registry import Registry, facts_names
 from phasewise.collector.request_table import changes_of, delete_rows, replace_turns
 from phasewise.collector.restarts import Restarts
 from phasewise.collector.sample_table import add_samples, deviations, mark_joined
@@ -92,6 +93,7 @@ class Writer:
         self._write_error = ""
         self._scrapes: Callable[[], list[dict[str, object]]] = list
         self._sources: list[Callable[[], list[dict[str, object]]]] = []
+        self._answers: Callable[[], list[dict[str, object]]] = list
         self._recover()
 
     # --- what others call -------------------------------------------------------------------------------------------
@@ -180,6 +182,25 @@ class Writer:
         with self._lock:
             return self._guarded(add)
 
+    def add_facts(self, statements: Sequence[Statement], instance: str | None = None) -> dict[str, int]:
+        """What files say of engine processes, kept under `instance`, else under the names that they give, else of the only process of
+        that engine. Returns counts: facts (settings), processes. Raises InputError where nothing tells whose they are."""
+        with self._lock:
+            return self._guarded(lambda: self._add_facts(statements, instance))
+
+    def add_answers(self, scrape: str, unix_ns: int, settings: Mapping[str, object]) -> None:
+        """What the server behind a scrape answered about itself at that time."""
+
+        def add() -> None:
+            with self._store.write() as transaction:
+                self._registry.see_scraped_settings(scrape, unix_ns, settings, "server_info")
+                for name in self._registry.spans_of(scrape, unix_ns, unix_ns):
+                    self._touch_recent(name)
+                self._commit_state(transaction)
+
+        with self._lock:
+            self._guarded(add)
+
     def annotate(self, marks: Iterable[Annotation]) -> None:
         """Marks on the time axis; the same mark twice is one."""
 
@@ -192,12 +213,16 @@ class Writer:
 
     def watch(
         self,
-        scrapes: Callable[[], list[dict[str, object]]],
-        sources: Callable[[], list[dict[str, object]]] = list,
+        scrapes: Callable[[], list[dict[str, object]]] | None = None,
+        sources: Callable[[], list[dict[str, object]]] | None = None,
+        answers: Callable[[], list[dict[str, object]]] | None = None,
     ) -> None:
-        """Where health reads how scraping goes (Scraper.status) and where its targets come from (Scraper.sources)."""
-        self._scrapes = scrapes
-        self.watch_also(sources)
+        """Where health reads how scraping goes (Scraper.status), where its targets come from (Scraper.sources), and how asking
+        engines about themselves goes (FactReader.status)."""
+        self._scrapes = scrapes or self._scrapes
+        self._answers = answers or self._answers
+        if sources:
+            self.watch_also(sources)
 
     def watch_also(self, sources: Callable[[], list[dict[str, object]]]) -> None:
         """One more place that samples come from."""
@@ -212,6 +237,7 @@ class Writer:
                 "remedy": _REMEDY if self._write_error else "",
                 "scrapes": self._scrapes(),
                 "scrape_sources": [one for sources in self._sources for one in sources()],
+                "engine_answers": self._answers(),
                 "counters": self._counters.named(),
                 "unmapped": self._counters.labels("unmapped_spans"),
                 "watermarks": {k: v for k, v in self._watermarks.all(now).items() if abs(v) < 2**61},
@@ -378,7 +404,9 @@ class Writer:
     # --- samples ----------------------------------------------------------------------------------------------------
 
     def _write_samples(self, transaction: Transaction, samples: pl.DataFrame, settings: list[SeenSettings]) -> int:
-        new = add_samples(transaction, samples)
+        parted = self._registry.apart(transaction, samples)
+        names = dict(zip(samples.select("instance", "unix_ns").iter_rows(), parted["instance"], strict=True))
+        new = add_samples(transaction, parted)
         self._write_events(transaction, self._restarts.marks(transaction, new))
         if new.is_empty() and not settings:
             return 0
@@ -386,7 +414,7 @@ class Writer:
         self._counters.add("future_samples", new.height - past.height)
         self._registry.see_samples(past)
         for instance, unix_ns, values in settings:
-            self._registry.see_scraped_settings(instance, unix_ns, values)
+            self._registry.see_scraped_settings(names.get((instance, unix_ns), instance), unix_ns, values)
         self._counters.add("samples", new.height)
         for (name,), own in past.group_by("instance"):
             self._touch_sampled(str(name), own)
@@ -417,9 +445,26 @@ class Writer:
         self._rejoined_ns = now
         changed = self._registry.join(self._profiles.family, deviations(transaction, self._refresher.fresh))
         for instance in changed:
-            low, high = self._registry.sampled_range(instance)
-            self._refresher.touch(instance, max(low, high - REJOINED_NS), high)
+            self._touch_recent(instance)
         mark_joined(transaction, self._registry.unnamed(self._profiles.family))
+
+    def _touch_recent(self, instance: str) -> None:
+        """What is known of an engine only now is of use for its last hours."""
+        low, high = self._registry.sampled_range(instance)
+        self._refresher.touch(instance, max(low, high - REJOINED_NS), high)
+
+    def _add_facts(self, statements: Sequence[Statement], instance: str | None) -> dict[str, int]:
+        named = [
+            (name, said) for said in statements for name in facts_names(self._registry, self._profiles, said, instance)
+        ]
+        with self._store.write() as transaction:
+            for name, said in named:
+                for spans in self._registry.see_statement(name, said):
+                    self._touch_recent(spans)
+            self._commit_state(transaction)
+        counts = {"facts": sum(len(said.settings) for said in statements), "processes": len(statements)}
+        ignored = sum(said.ignored for said in statements)
+        return counts | ({"other_arguments": ignored} if ignored else {})
 
     def _unjoined_samples(self) -> int:
         return int(self._store.query("SELECT count(*) AS n FROM engine_samples WHERE NOT joined")["n"].item())
@@ -465,8 +510,9 @@ class Writer:
             count = self._write_samples(transaction, samples, settings) + devices
             if not samples.is_empty():  # a page of devices changes no row of requests
                 self._rejoin(transaction, now, force=True)
-                for name in samples["instance"].unique():
-                    self._touch_sampled(name, samples.filter(pl.col("instance") == name))
+                parted = self._registry.apart(transaction, samples)
+                for name in parted["instance"].unique():
+                    self._touch_sampled(name, parted.filter(pl.col("instance") == name))
                 self._refresher.refresh(transaction, now, force=True)
             self._commit_state(transaction)
             rollups.rebuild(transaction, self._refresher.take_minutes(self._clock()))

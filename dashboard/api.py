@@ -40,7 +40,7 @@ _SHOWN = 80
 _ANYWHERE = FOREIGN_KEYS | {"from", "to", "v"}  # a link from a board carries its time range, whatever it asks for
 MAX_BODY_BYTES = 256 * 2**20
 MAX_JSON_BYTES = 16 * 2**20
-INGEST_KINDS = ("auto", "scrapes", "spans", "client")
+INGEST_KINDS = ("auto", "scrapes", "spans", "client", "facts")
 
 Texts = Annotated[list[str] | None, Query()]
 
@@ -274,7 +274,9 @@ def _writes(app: FastAPI, answers: Answers) -> None:
         told = _object(await _json_body(request), "")
         return JSONResponse(await run_in_threadpool(marks.judge, answers, told), 201)
 
-    @app.post("/api/v1/ingest", dependencies=[_takes("kind", "name", "number", "file", "position", "modified")])
+    @app.post(
+        "/api/v1/ingest", dependencies=[_takes("kind", "name", "number", "file", "position", "modified", "instance")]
+    )
     async def ingest(
         request: Request,
         kind: str = "auto",
@@ -283,13 +285,14 @@ def _writes(app: FastAPI, answers: Answers) -> None:
         file: str = "",
         position: str = "",
         modified: int = 0,
+        instance: str = "",
     ) -> Any:
         if kind not in INGEST_KINDS:
             raise InputError("kind", kind, "is not a kind of data", f"one of {', '.join(INGEST_KINDS)}")
         body = await _body(request, MAX_BODY_BYTES)
         if not body:
             raise InputError("body", "", "is empty", "send the content of the file")
-        sent = marks.Sent(kind, name, number, file, position, modified)
+        sent = marks.Sent(kind, name, number, file, position, modified, instance)
         return await run_in_threadpool(marks.take_in, answers, body, sent)
 
 

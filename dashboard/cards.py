@@ -254,8 +254,15 @@ def _current(current: object) -> str:
     if current is None:
         return ""
     if isinstance(current, Mapping):
-        source = f" ({clean(current['source'])})" if current.get("source") else ""
-        return f"now {clean(current.get('value'))}{source}" if current.get("value") is not None else ""
+        if current.get("value") is None:
+            return ""
+        source = clean(str(current.get("source") or "").replace("_", " "))
+        others = [
+            f"{clean(str(one.get('source')).replace('_', ' '))} says {clean(one.get('value'))}"
+            for one in current.get("others") or ()
+        ]
+        told = "; ".join([*([source] if source else []), *others])
+        return f"now {clean(current.get('value'))}{f' ({told})' if told else ''}"
     return f"now {clean(current)}"
 
 

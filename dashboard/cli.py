@@ -127,6 +127,18 @@ def _ingest(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='JSON lines of {"unix_ns", "text", "instance"?, "job"?}: scraped /metrics pages; may be repeated',
     )
+    parser.add_argument(
+        "--facts",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="what engines are set to: a pod (kubectl get pod -o json), a start-up log, a command line, or an answer of the "
+        "engine's server as JSON; may be repeated",
+    )
+    parser.add_argument(
+        "--instance", default="", metavar="NAME", help="the engine process --facts is about, as data health names it"
+    )
     for option, what in (
         ("--prometheus", "engine metrics stored in Prometheus, Mimir, Thanos or VictoriaMetrics"),
         ("--tempo", "traces stored in Tempo"),

@@ -27,13 +27,17 @@ def data_health(answers: Answers, view: View) -> dict[str, Any]:
     samples = gauges.ask_samples(reader, gauges.totals_sql(), window, view.filters).row(0, named=True)
     instances = reader.query(
         'SELECT "instance", "kind", "engine", "engine_version", "model", "joined_to", "joined_by", "first_seen_unix_ns", '
-        '"last_seen_unix_ns" FROM "instances" ORDER BY "kind", "instance"'
+        '"last_seen_unix_ns", "settings" FROM "instances" ORDER BY "kind", "instance", "first_seen_unix_ns"'
     ).to_dicts()
+    for one in instances:  # name -> {value, source, unix_ns?, others?}
+        one["settings"] = json.loads(one["settings"]) if one["settings"] else {}
     unjoined = reader.query(
         'SELECT count(*) AS n FROM "engine_samples" WHERE NOT coalesce("joined", TRUE) AND "unix_ns" >= ? AND "unix_ns" < ?',
         (window.from_unix_ns, window.to_unix_ns),
     )["n"][0]
     n = overall["n"]
+    provenance: Any = answers.verdict(window, view.filters, view.slo)["provenance"]
+    sampling = provenance["sampling"]
     writer = dict(answers.writer_health())
     return {
         "window": window_object(window),
@@ -46,7 +50,12 @@ def data_health(answers: Answers, view: View) -> dict[str, Any]:
             "queue": _ratio(overall["queue_n"], n),
             "cached_tokens": _ratio(overall["cached_n"], n),
             "client": _ratio(overall["client_e2e_n"], n),
+            "spans": sampling["coverage_ratio"]
+            if sampling
+            else None,  # of the finished requests that the engines count
         },
+        "sampling": sampling,
+        "aborted_estimate": provenance["aborted"],
         "engine_samples": samples["samples_n"],
         "engine_samples_unjoined": unjoined,
         "replicas_sampled": samples["replicas_n"],
@@ -83,6 +92,16 @@ def _receiver(answers: Answers) -> Any:
         return None
 
 
+def _told_differently(instances: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Instance -> settings of which its sources say different things."""
+    found: dict[str, list[str]] = {}
+    for one in instances:
+        for name, entry in one["settings"].items():
+            if any(other.get("value") != entry.get("value") for other in entry.get("others", ())):
+                found.setdefault(one["instance"], []).append(name)
+    return found
+
+
 def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
     """What a reader of this window should know before trusting it: what, and why it matters or what to do."""
     found = []
@@ -102,6 +121,28 @@ def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
             (
                 f"{lacking} of requests lack phase data",
                 "Their time cannot be booked to a cause; it counts as unexplained.",
+            )
+        )
+    sampling = told["sampling"]
+    if sampling and sampling["kind"] != "whole":
+        title = f"Only {fmt.percent(sampling['coverage_ratio'])} of the finished requests sent spans"
+        weighted = sampling["weighted_by"]
+        found.append(
+            (
+                title,
+                f"Their kind of sample: {sampling['kind']}. "
+                + (
+                    "Shares and percentiles hold for all requests; counts are those of the sample."
+                    if weighted
+                    else "Shares and percentiles are theirs, not those of all requests: send every span."
+                ),
+            )
+        )
+    for instance, settings in _told_differently(told["instances"]).items():
+        found.append(
+            (
+                f"Sources differ on the settings of {instance}: {', '.join(settings[:4])}",
+                "The running process is believed before its start-up log and its arguments; the API's data health shows who says what.",
             )
         )
     if told["requests"] and not told["replicas_sampled"]:

@@ -9,6 +9,7 @@ from typing import Any
 from phasewise.analyzer.window import parse_time
 from phasewise.collector.import_marks import Mark
 from phasewise.collector.importers import import_bytes, import_piece
+from phasewise.collector.importers.facts_file import read_facts_file
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import Annotation
 from phasewise.dashboard.answers import Answers
@@ -70,7 +71,7 @@ def _store(answers: Answers, unix_ns: int, kind: str, text: str, source: str) ->
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What a body is: kind as asked for, name; where it is a piece of a file: the number of its first line, the file's identity
-    and how far it is read with this piece, and when it was written (Unix nanoseconds)."""
+    and how far it is read with this piece, and when it was written (Unix nanoseconds); the engine that facts are about."""
 
     kind: str = "auto"
     name: str = "upload"
@@ -78,11 +79,17 @@ class Sent:
     file: str = ""
     position: str = ""
     modified_unix_ns: int = 0
+    instance: str = ""
 
 
 def take_in(answers: Answers, body: bytes, sent: Sent) -> dict[str, Any]:
     """Stores what a file holds, told by its content; counts by kind, and what could not be used."""
     profiles = Profiles(answers.rulebook.engines)
+    if sent.kind == "facts":
+        statements = read_facts_file(body, sent.name, profiles)
+        return {"kind": "facts", "counts": answers.writer.add_facts(statements, sent.instance or None), "problems": []}
+    if sent.instance:
+        raise InputError("instance", sent.instance, "is only about facts", "leave it out, or send kind=facts")
     now = answers.clock()
     modified = sent.modified_unix_ns or now
     if sent.number:

@@ -30,9 +30,11 @@ MOMENT_FIELDS = frozenset({"queued_unix_ns", "scheduled_unix_ns", "first_token_u
 SAMPLE_GAUGES = frozenset({"running", "waiting", "kv_usage_ratio", "retracted", "prefix_hit_ratio"})
 SAMPLE_COUNTERS = frozenset({
     "preemptions", "prefix_queries_tokens", "prefix_hits_tokens", "prompt_tokens", "output_tokens", "finished",
-    "aborted", "refused", "steps", "step_tokens", "drafted_tokens", "accepted_tokens", "modelled_flops",
+    "aborted", "refused", "answered", "steps", "step_tokens", "drafted_tokens", "accepted_tokens", "modelled_flops",
     "modelled_read_bytes", "modelled_write_bytes",
 })  # fmt: skip
+# Metrics of the web server that an engine runs in: read only beside the engine's own, whatever runs in such a server has them.
+WEB_SERVER_METRICS = ("http_requests_total",)
 SAMPLE_HISTOGRAMS = frozenset({"ttft", "itl", "e2e", "queue"})
 
 
@@ -146,6 +148,18 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
+class Disaggregated:
+    """The two halves of a request that one process prefills and another decodes.
+
+    key: attribute that the engine's spans of both halves carry; without one, prefill and decode are spans of a router above them.
+    """
+
+    prefill: Detector
+    decode: Detector
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Series:
     """A Prometheus family as a sample column. where / without: label values kept or left out."""
 
@@ -169,15 +183,18 @@ class Info:
     kind: str = "text"  # text, integer, number, truth
     where: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scale: float = 1.0
+    each_rank: bool = False  # of each data-parallel rank: the deployment's is their sum
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """How the engine's exposition maps to samples and settings. rank_labels: copies of one value over ranks (max taken)."""
+    """How the engine's exposition maps to samples and settings. rank_labels: copies of one value over ranks (max taken);
+    data_parallel_label: names ranks that serve requests of their own, all of one deployment."""
 
     prefixes: tuple[str, ...]
     model_labels: tuple[str, ...]
     rank_labels: tuple[str, ...]
+    data_parallel_label: str
     gauges: Mapping[str, Series]
     counters: Mapping[str, Series]
     histograms: Mapping[str, Series]

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from phasewise.rules import engine_reading as read
+from phasewise.rules.engine_facts import Facts, read_facts
 from phasewise.rules.engine_parts import (
     COUNT_FIELDS,
     MOMENT_FIELDS,
@@ -26,6 +27,7 @@ from phasewise.rules.engine_parts import (
     Agreement,
     Derivation,
     Detector,
+    Disaggregated,
     Distrust,
     Example,
     Key,
@@ -76,7 +78,9 @@ class EngineProfile:
     id_prefixes: tuple[str, ...]
     id_suffixes: tuple[str, ...]
     span_settings: Mapping[str, str]  # setting <- resource attribute of the engine's spans
+    disaggregated: Disaggregated | None
     metrics: Metrics | None
+    facts: Facts | None
     examples: tuple[Example, ...]
 
     @property
@@ -131,12 +135,26 @@ def load_engine(path: Path) -> EngineProfile:
         id_prefixes=read.texts(table, "id_prefixes"),
         id_suffixes=read.texts(table, "id_suffixes"),
         span_settings=MappingProxyType(dict(read.named_texts(table, "span_settings", SPAN_SETTINGS))),
+        disaggregated=_disaggregated(table.table_or_none("disaggregated")),
         metrics=read.metrics(metrics) if metrics else None,
+        facts=read_facts(table.table_or_none("facts")),
         examples=tuple(read.example(part) for part in table.tables("example")),
     )
     table.finish()
     _check(table, profile)
     return profile
+
+
+def _disaggregated(table: TomlTable | None) -> Disaggregated | None:
+    if table is None:
+        return None
+    found = Disaggregated(
+        prefill=read.detector(table.table("prefill")),
+        decode=read.detector(table.table("decode")),
+        key=table.text_or_none("key") or "",
+    )
+    table.finish()
+    return found
 
 
 def _check(table: TomlTable, profile: EngineProfile) -> None:

@@ -239,6 +239,7 @@ def metrics(table: TomlTable) -> Metrics:
             kind=word_or(part, "type", ("text", "integer", "number", "truth"), "text"),
             where=_labels(part, "where"),
             scale=part.number_or_none("scale") or 1.0,
+            each_rank=part.truth("each_rank"),
         )
         settings.setdefault(part.text("name"), []).append(info)
         part.finish()
@@ -246,6 +247,7 @@ def metrics(table: TomlTable) -> Metrics:
         prefixes=_some_texts(table, "prefixes"),
         model_labels=texts(table, "model_labels"),
         rank_labels=texts(table, "rank_labels"),
+        data_parallel_label=table.text_or_none("data_parallel_label") or "",
         gauges=_series(table, "gauges", SAMPLE_GAUGES),
         counters=_series(table, "counters", SAMPLE_COUNTERS),
         histograms=_series(table, "histograms", SAMPLE_HISTOGRAMS),

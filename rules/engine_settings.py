@@ -19,6 +19,16 @@ SETTINGS: tuple[str, ...] = (
 # Settings that an engine may tell in the resource of its spans.
 SPAN_SETTINGS: tuple[str, ...] = (*SETTINGS, "accelerator", "weight_bits", "kv_bits")
 
+# What an engine's own answers, arguments and start-up log may tell (rules/engine_facts.py).
+FACTS: tuple[str, ...] = (*SETTINGS, "engine_version", "model", "served_model", "weight_dtype", "role")
+
+# Data-parallel ranks that the metrics of one process show: its pool is theirs together, its slots each rank's.
+RANKS = "data_parallel_local"
+
+# Who is believed where sources differ, the first before the others: what the operator states, then what the running process says
+# of itself, then what it was asked to be. A source that is not named here comes last.
+PRECEDENCE: tuple[str, ...] = ("user", "server_info", "scrape", "resource", "startup_log", "pod_arguments")
+
 # What a card tells a user who wants to know a value that nobody sent. Signals without an entry: the text of the signal.
 HOW_TO_READ: Mapping[str, str] = MappingProxyType(
     {

@@ -16,6 +16,7 @@ from phasewise.collector.backfill.pages import Page, TooMuch
 from phasewise.collector.backfill.remote import Missing, Remote
 from phasewise.collector.exposition import START_TIME
 from phasewise.collector.importers.prometheus_json import target_name
+from phasewise.rules.engine_parts import WEB_SERVER_METRICS
 from phasewise.rules.errors import InputError
 
 FALLBACK_STEP_S = 15.0
@@ -109,13 +110,14 @@ def _labels(series: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _start_selector(found: Series) -> str:
-    """The start times of the processes that some series come from; with many targets those of their jobs."""
+    """The start times and web servers of the processes that some series come from; with many targets those of their jobs."""
     wanted = []
     for label in ("job", "instance", "pod"):
         values = sorted({_labels(series).get(label, "") for series in found} - {""})
         if values and len(values) <= _MOST_TARGETS:
             wanted.append(f'{label}=~"{"|".join(_quoted(value) for value in values)}"')
-    return START_TIME + "{" + ",".join(wanted) + "}"
+    names = "|".join((START_TIME, *WEB_SERVER_METRICS))
+    return "{" + ",".join([f'__name__=~"{names}"', *wanted]) + "}"
 
 
 def _quoted(text: str) -> str:

@@ -46,10 +46,12 @@ def run(options: Namespace) -> int:
     if not systems and _of_systems(options):
         remedy = "give --prometheus, --tempo or --jaeger URL"
         raise InputError(_of_systems(options), "", "says nothing about files", remedy)
-    if not options.files and not options.scrapes and not systems:
-        remedy = "give FILE..., --scrapes FILE, or --prometheus, --tempo or --jaeger URL"
+    if options.instance and not options.facts:
+        raise InputError("--instance", options.instance, "says nothing without --facts", "give --facts FILE")
+    if not options.files and not options.scrapes and not systems and not options.facts:
+        remedy = "give FILE..., --scrapes FILE, --facts FILE, or --prometheus, --tempo or --jaeger URL"
         raise InputError("ingest", "", "names no file", remedy)
-    for path in (*options.files, *options.scrapes):
+    for path in (*options.files, *options.scrapes, *options.facts):
         _require_readable(path)
     files = [(path, "auto") for path in files_of(options.files)]
     files += [(path, "scrapes") for path in files_of(options.scrapes)]
@@ -59,15 +61,20 @@ def run(options: Namespace) -> int:
     server = server_of(options)
     if server is not None:
         _import(files, Through(server), result, again=options.again)
+        for path in options.facts:  # after what tells which processes there are
+            parameters = [("kind", "facts"), ("name", path.name), ("instance", options.instance)]
+            result.add(server.send("/api/v1/ingest", path.read_bytes(), parameters), path)
         if asked:
             is_empty = _bring_in(asked, options, lambda body, name: _send(server, body, name), result)
     else:
         with open_data(options.data, create=True) as local:
             _import(files, Directly(local), result, again=options.again)
+            for path in options.facts:
+                result.add({"counts": _facts(local, path, options.instance)}, path)
             if asked:
                 is_empty = _bring_in(asked, options, lambda body, name: _store(local, body, name), result)
     _tell(result, as_json=options.json)
-    if is_empty and not files and not result.problems:
+    if is_empty and not files and not options.facts and not result.problems:
         return NO_DATA
     return PARTIAL if result.problems else 0
 
@@ -138,6 +145,14 @@ def _require_readable(path: Path) -> None:
                 pass
     except OSError as error:
         raise InputError(path, "", (error.strerror or str(error)).lower(), "name a file that can be read") from None
+
+
+def _facts(local: Local, path: Path, instance: str) -> Mapping[str, int]:
+    from phasewise.collector.importers.facts_file import read_facts_file
+    from phasewise.collector.profiles import Profiles
+
+    statements = read_facts_file(path.read_bytes(), path.name, Profiles(local.rulebook.engines))
+    return local.writer.add_facts(statements, instance or None)
 
 
 def _send(server: Server, body: bytes, name: str) -> Mapping[str, Any]:

@@ -104,6 +104,8 @@ class StoreService:
         import uvicorn
 
         from phasewise.analyzer.attribution import attributor
+        from phasewise.collector.exposition import Exposition
+        from phasewise.collector.fact_reader import FactReader
         from phasewise.collector.scrape import Scraper
         from phasewise.collector.scraping.jobs import read_jobs
         from phasewise.collector.store import Store
@@ -121,8 +123,20 @@ class StoreService:
         self._run("writer", lambda stop: keep_writing(writer, stop))
         jobs = read_jobs(NAME, list(settings.scrape_jobs))
         if settings.scrape or jobs:
-            scraper = Scraper(settings.scrape, rulebook.engines, writer.add_samples, self.clock, jobs=jobs)
-            writer.watch(scraper.status, scraper.sources)
+
+            def urls() -> dict[str, str]:
+                return {str(one["instance"]): str(one["url"]) for one in scraper.status()}
+
+            facts = FactReader(urls, rulebook.engines, writer.add_answers, self.clock)
+
+            def take(samples: list[Exposition]) -> None:
+                writer.add_samples(samples)
+                facts.saw(samples)
+
+            scraper = Scraper(settings.scrape, rulebook.engines, take, self.clock, jobs=jobs)
+            writer.watch(scraper.status, scraper.sources, facts.status)
+            facts.start()
+            self._stops.append(facts.stop)
             scraper.start()
             self._stops.append(scraper.stop)
         self._read_devices(writer)

@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 from span_tables import at, span_table
 from writing import Bench, bench, engine_span, rulebook
 
 from phasewise.collector.exposition import read_exposition
-from phasewise.collector.joins import ALWAYS, Join, SampleRange, counter_deviation, joins_of, peers, sample_ranges
+from phasewise.collector.facts import noted
+from phasewise.collector.fingerprints import Counters, Ends, Fit, Part, fit
+from phasewise.collector.joins import ALWAYS, Join, SampleRange, joins_of, peers, sample_ranges
 from phasewise.collector.lives import Life, with_samples, with_settings
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import Instance
@@ -45,8 +48,13 @@ def joined(
         [one for one in sides if isinstance(one, Instance)],
         [one for one in sides if isinstance(one, Life)],
         lambda engine: (engine or "").split("_")[0],
-        lambda names, scrape, _from, _to: deviation(names, scrape),
+        lambda names, scrape, _from, _to: off(deviation(names, scrape)),
     )
+
+
+def off(ratio: float | None) -> Fit | None:
+    """A fit over a hundred requests that is off by that share of them."""
+    return None if ratio is None else Fit(Part(100 * ratio, 100))
 
 
 def pairs(found: list[Join]) -> list[tuple[str, str, str]]:
@@ -149,8 +157,9 @@ def test_lives_end_where_the_process_start_changes() -> None:
     for second, start in ((0, 1.0), (1, 1.0), (5, 4.5), (6, 4.5)):
         lives = with_samples(lives, scrape("x", second, second, started_s=start))
     assert [(one.first_unix_ns, one.last_unix_ns) for one in lives] == [(0, SECOND), (5 * SECOND, 6 * SECOND)]
-    lives = with_settings(lives, 6 * SECOND, {"kv_pool_tokens": 2})
-    assert [dict(one.settings) for one in lives] == [{}, {"kv_pool_tokens": 2}]
+    told = noted({"kv_pool_tokens": 2}, "scrape")
+    lives = with_settings(lives, 6 * SECOND, told)
+    assert [dict(one.settings) for one in lives] == [{}, told]
 
 
 def test_an_address_that_several_processes_answer_in_turn_has_one_life() -> None:
@@ -231,16 +240,26 @@ def test_two_api_servers_and_one_scrape_are_attributed_as_one_replica(tmp_path: 
         assert {row["concurrency_at_arrival"] for row in b.rows()} == {20}  # its context holds both instances' rows
 
 
-def test_deviation_of_a_counter_from_its_own_spans_is_small() -> None:
-    ends = [i * SECOND for i in range(1, 51)]
-    own = [(t * SECOND, float(t)) for t in range(0, 61, 5)]
-    other = [(t * SECOND, float(10 * t)) for t in range(0, 61, 5)]
-    restarted = [(t * SECOND, float(t if t < 30 else t - 30)) for t in range(0, 61, 5)]
-    assert (counter_deviation(own, ends) or 0.0) < 0.05
-    assert (counter_deviation(other, ends) or 0.0) > 0.3
-    assert (counter_deviation(restarted, ends) or 0.0) < 0.2
-    assert counter_deviation(own[:1], ends) is None
-    assert counter_deviation([(0, 0.0), (SECOND, 1.0)], [SECOND]) is None
+def series(*points: tuple[int, float]) -> Counters:
+    times, values = zip(*points, strict=True)
+    return Counters(np.array(times, dtype=np.int64) * SECOND, np.array(values), np.full(len(values), np.nan))
+
+
+def test_a_counter_follows_its_own_spans_and_no_others() -> None:
+    ends = Ends(np.arange(1, 51, dtype=np.int64) * SECOND, np.full(50, np.nan))
+    own = series(*((t, float(min(t, 50))) for t in range(0, 61, 5)))
+    other = series(*((t, float(10 * t)) for t in range(0, 61, 5)))
+    restarted = series(*((t, float(t if t < 30 else t - 30)) for t in range(0, 61, 5)))
+
+    def ratio(counters: Counters) -> float | None:
+        found = fit(counters, ends)
+        return None if found is None else found.requests.ratio
+
+    assert ratio(own) == 0.0
+    assert (ratio(other) or 0.0) > 0.3
+    assert (ratio(restarted) or 1.0) < 0.3
+    assert ratio(series((0, 0.0))) is None
+    assert fit(series((0, 0.0), (1, 1.0)), Ends(ends.unix_ns[:1], ends.seconds[:1])) is None
 
 
 def test_spans_of_the_instrumented_engine_and_scrapes_of_its_vllm_names_are_one_replica() -> None:
