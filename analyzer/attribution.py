@@ -153,10 +153,9 @@ def _rows(frame: pl.DataFrame) -> Rows:
 
 
 def _siblings(frame: pl.DataFrame) -> tuple[npt.NDArray[np.intp], ...]:
-    groups = (
-        frame.with_row_index("row").filter(pl.col("call_key").is_not_null()).group_by("call_key", maintain_order=True)
-    )
-    several = groups.agg("row").filter(pl.col("row").list.len() > 1)
+    shared = frame.select("call_key").with_row_index("row").filter(pl.col("call_key").is_not_null())
+    shared = shared.filter(pl.col("call_key").is_duplicated())
+    several = shared.group_by("call_key", maintain_order=True).agg("row")
     return tuple(np.asarray(indices, dtype=np.intp) for indices in several["row"].to_list())
 
 
@@ -395,5 +394,10 @@ def _kv_around(samples: Samples, scheduled: Floats, end: Floats) -> tuple[Floats
     admission = np.where(before >= 0, usage[np.maximum(before, 0)], np.nan)
     low = np.searchsorted(time, np.nan_to_num(scheduled, nan=np.inf), side="left")
     high = np.searchsorted(time, np.nan_to_num(end, nan=-np.inf), side="right")
-    peak = np.array([usage[a:b].max() if b > a else np.nan for a, b in zip(low, high, strict=True)])
+    inside = np.flatnonzero(high > low)
+    peak = np.full(len(scheduled), np.nan)
+    if len(inside):
+        # Every second segment lies between two requests; the appended value lets the last one end with the samples.
+        ends = np.stack((low[inside], high[inside]), axis=1).reshape(-1)
+        peak[inside] = np.maximum.reduceat(np.append(usage, -np.inf), ends)[::2]
     return admission, peak

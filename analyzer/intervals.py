@@ -6,6 +6,7 @@ Intervals are half-open [start, end); an interval with NaN in it is left out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,22 +37,37 @@ class Steps:
 
     def integral(self, start: Floats, end: Floats) -> Floats:
         """Integral over each [start, end); NaN in, NaN out; an empty or reversed interval gives 0."""
-        return np.where(
-            end > start, self._primitive(end) - self._primitive(start), np.where(np.isnan(start + end), np.nan, 0.0)
-        )
-
-    def _primitive(self, t: Floats) -> Floats:
-        if not len(self.time):
-            return np.where(np.isnan(t), np.nan, 0.0)
-        area = np.concatenate(([0.0], np.cumsum(self.value[:-1] * np.diff(self.time))))
-        k = np.searchsorted(self.time, t, side="right") - 1
-        inside = np.maximum(k, 0)
-        grown = area[inside] + self.value[inside] * (t - self.time[inside])
-        return np.where(np.isnan(t), np.nan, np.where(k >= 0, grown, 0.0))
+        (found,) = integrals(self.time, (self.value,), start, end)
+        return found
 
     def where(self, chosen: Bools) -> Steps:
         """The same function, 0 where not chosen (one flag a step)."""
         return Steps(self.time, np.where(chosen, self.value, 0.0))
+
+
+def integrals(time: Floats, values: Sequence[Floats], start: Floats, end: Floats) -> list[Floats]:
+    """Integral over each [start, end) of several step functions that step at the same times; see Steps.integral."""
+    unknown = np.isnan(start + end)
+    nothing = np.where(unknown, np.nan, 0.0)
+    if not len(time):
+        return [np.where(end > start, 0.0, nothing) for _ in values]
+    width = np.diff(time)
+    places = []
+    for t in (start, end):
+        k = np.searchsorted(time, t, side="right") - 1
+        inside = np.maximum(k, 0)
+        places.append((k >= 0, inside, t - time[inside]))
+
+    def primitive(value: Floats, area: Floats, place: tuple[Bools, npt.NDArray[np.intp], Floats]) -> Floats:
+        begun, inside, since = place
+        return np.where(begun, area[inside] + value[inside] * since, 0.0)
+
+    found = []
+    for value in values:
+        area = np.concatenate(([0.0], np.cumsum(value[:-1] * width)))
+        difference = primitive(value, area, places[1]) - primitive(value, area, places[0])
+        found.append(np.where(end > start, difference, nothing))
+    return found
 
 
 def level(start: Floats, end: Floats, weight: Floats | None = None) -> Steps:

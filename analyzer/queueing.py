@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phasewise.analyzer.intervals import Bools, Floats, Steps, covered, level
+from phasewise.analyzer.intervals import Bools, Floats, Steps, covered, integrals, level
 from phasewise.collector.context import Setting
 from phasewise.rules.engine_settings import RANKS
 
@@ -155,10 +155,8 @@ def wait_reasons(
     slot = ~kv & sure & (at_limit | (ruled & ~(prefilling & told & ~at_limit)))
     budget = ~kv & ~slot & told & prefilling
     unknown = ~kv & ~slot & ~budget
-    return {
-        reason: Steps(grid, chosen.astype(float)).integral(queued, scheduled)
-        for reason, chosen in zip(REASONS, (kv, slot, budget, unknown), strict=True)
-    }
+    chosen = [reason.astype(float) for reason in (kv, slot, budget, unknown)]
+    return dict(zip(REASONS, integrals(grid, chosen, queued, scheduled), strict=True))
 
 
 def sampled_reasons(samples: Samples, slots: SlotLimit) -> dict[str, Bools]:

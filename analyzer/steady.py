@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -11,8 +12,9 @@ from phasewise.analyzer.decoding import BANDWIDTH_EFFICIENCY
 from phasewise.analyzer.intervals import Bools, Floats, Steps, valid
 from phasewise.analyzer.machine import Machine, machine, typical_model
 from phasewise.collector.context import Context
-from phasewise.rules.counting import decode_step
+from phasewise.rules.counting import Precision, decode_step
 from phasewise.rules.load import Rulebook
+from phasewise.rules.schema import Model
 
 COMPUTE_EFFICIENCY = 0.75  # best matrix products reach 73-87 % of the data sheet, roofline.md 4.1
 CONTEXT_GRAIN_TOKENS = 64  # contexts are counted in these steps: the error is far below that of the efficiencies
@@ -84,16 +86,34 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
         return DecodeSplit(share, intensity, memory, compute, lowest, highest)
     sizes = np.rint(batch).astype(int)
     lengths = (np.maximum(np.rint(tokens / CONTEXT_GRAIN_TOKENS), 1) * CONTEXT_GRAIN_TOKENS).astype(int)
-    pairs, which = np.unique(np.stack((sizes, lengths), axis=1), axis=0, return_inverse=True)
-    which = which.reshape(-1)
-    steps = [decode_step(built.model, built.precision, int(b), int(s)) for b, s in pairs]
-    weights = np.array([step.total.weight_bytes for step in steps])
-    moved = np.array([step.total.bytes for step in steps])
-    share = (weights / moved)[which]
-    intensity = np.array([step.linear.intensity_flop_per_byte or 0.0 for step in steps])[which]
+    # Layers and head count by the batch alone, attention by the context of one sequence: no pair of both is counted by itself.
+    batches, by_batch = np.unique(sizes, return_inverse=True)
+    contexts, by_context = np.unique(lengths, return_inverse=True)
+    layers = np.array([_layers(built.model, built.precision, int(b)) for b in batches]).reshape(-1, 3)[by_batch]
+    attention = np.array([_attention(built.model, built.precision, int(s)) for s in contexts]).reshape(-1, 2)[
+        by_context
+    ]
+    weights, intensity = layers[:, 0], layers[:, 1]
+    moved = weights + sizes * attention[:, 0]
+    share = weights / moved
     if built.gpu is not None:
         peak = built.gpu.peak_flops.get(built.dtype)
-        memory = (moved / built.devices / (built.gpu.memory_bandwidth_bytes_per_s * BANDWIDTH_EFFICIENCY))[which]
-        flops = np.array([float(step.total.flops) for step in steps])[which]
+        memory = moved / built.devices / (built.gpu.memory_bandwidth_bytes_per_s * BANDWIDTH_EFFICIENCY)
+        flops = layers[:, 2] + sizes * attention[:, 1]
         compute = flops / built.devices / (peak * COMPUTE_EFFICIENCY) if peak else np.zeros(n)
     return DecodeSplit(share, intensity, memory, compute, lowest, highest)
+
+
+@lru_cache(maxsize=16_384)
+def _layers(model: Model, precision: Precision, batch: int) -> tuple[float, float, float]:
+    """Weight bytes, FLOP per byte of the linear layers, and FLOPs of a step of `batch` sequences, attention apart."""
+    step = decode_step(model, precision, batch, 1)
+    weights = step.linear.weight_bytes + step.head.weight_bytes
+    return weights, step.linear.intensity_flop_per_byte or 0.0, float(step.linear.flops + step.head.flops)
+
+
+@lru_cache(maxsize=16_384)
+def _attention(model: Model, precision: Precision, context_tokens: int) -> tuple[float, float]:
+    """KV bytes and FLOPs of the attention of one sequence in a step."""
+    work = decode_step(model, precision, 1, context_tokens).attention
+    return work.kv_bytes, float(work.flops)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from phasewise.collector.context import Attribute, Context
+from phasewise.collector.context import REQUEST_COLUMNS, Attribute, Context
 from phasewise.collector.exposition import SAMPLE_SCHEMA
 from phasewise.collector.registry import Registry
 from phasewise.collector.requests import ATTRIBUTED, FULL_SCHEMA
@@ -26,35 +26,27 @@ STEPS_LIMIT = 100_000
 FINAL_STEPS_LIMIT = 500_000
 LEAST_NS = 60 * 10**9
 _KEPT_BY_WRITER = ("request_key", "revision", "final")
+_CONTEXT_SCHEMA = {name: FULL_SCHEMA[name] for name in REQUEST_COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Rows around some targets of one instance, from `start_unix_ns` to `end_unix_ns`; fresh: keys of those that are not in the
-    store as they are here."""
+    """Rows (REQUEST_COLUMNS) around some targets of one instance, samples and steps from `start_unix_ns` to `end_unix_ns`."""
 
     start_unix_ns: int
     end_unix_ns: int
     rows: pl.DataFrame
-    fresh: pl.DataFrame
     samples: pl.DataFrame
     steps: pl.DataFrame
 
 
 def load_scope(
-    transaction: Transaction,
-    registry: Registry,
-    instance: str,
-    targets: pl.DataFrame,
-    fresh: pl.DataFrame,
-    final: bool,
-    peers_fresh: pl.DataFrame,
+    transaction: Transaction, registry: Registry, instance: str, targets: pl.DataFrame, final: bool
 ) -> Scope:
     """Rows of the replica (the instance and its peers) in the hours the targets finish in and the hour before, and those that
     overlap a target; the joined samples and steps of that time.
 
-    targets: arrival_unix_ns, finished_unix_ns of the rows to attribute; fresh, peers_fresh: rows not yet in the store;
-    final: the rows become final by this.
+    targets: arrival_unix_ns, finished_unix_ns of the rows to attribute; final: the rows become final by this.
     """
     arrival, first, last = (
         int(targets["arrival_unix_ns"].min() or 0),  # type: ignore[arg-type]
@@ -70,14 +62,13 @@ def load_scope(
     if count > limit:
         room = max(LEAST_NS, (end - start) * limit // count // 2)
         start, end = max(start, min(arrival, first) - room), min(end, last + room)
+    least = min(start, arrival)  # said apart from the alternatives, so that older rows are not looked at
     stored = transaction.query(
-        f"SELECT * FROM requests WHERE {named} AND ((finished_unix_ns >= ? AND finished_unix_ns < ?) "
-        "OR (finished_unix_ns >= ? AND arrival_unix_ns <= ?))",
-        [*peers, start, end, arrival, last],
+        f"SELECT {', '.join(REQUEST_COLUMNS)} FROM requests WHERE {named} AND finished_unix_ns >= ? AND "
+        "((finished_unix_ns >= ? AND finished_unix_ns < ?) OR (finished_unix_ns >= ? AND arrival_unix_ns <= ?))",
+        [*peers, least, start, end, arrival, last],
     )
-    unstored = pl.concat([fresh, peers_fresh])
-    rows = typed(stored).join(unstored.select("request_key"), on="request_key", how="anti")
-    rows = pl.concat([rows, unstored]).sort("arrival_unix_ns", "request_key")
+    rows = stored.select(pl.col(name).cast(kind) for name, kind in _CONTEXT_SCHEMA.items())
     low, high = min(start, arrival) - SAMPLE_SLACK_NS, end + SAMPLE_SLACK_NS
     ranges = registry.sample_ranges(instance) if instance else []
     samples = [
@@ -92,7 +83,6 @@ def load_scope(
         low,
         high,
         rows,
-        fresh.select("request_key"),
         _between(transaction, "engine_samples", "unix_ns", samples, SAMPLE_SCHEMA),
         _between(transaction, "engine_steps", "start_unix_ns", steps, STEP_SCHEMA),
     )
@@ -143,72 +133,88 @@ def typed(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def attributed(
-    attribute: Attribute, registry: Registry, instance: str, scope: Scope, keys: Collection[str], watermark_unix_ns: int
+    transaction: Transaction,
+    attribute: Attribute,
+    registry: Registry,
+    instance: str,
+    scope: Scope,
+    targets: pl.DataFrame,
+    watermark_unix_ns: int,
+    counted: Collection[str] = (),
 ) -> pl.DataFrame:
-    """The target rows with the answer in them, their revision counted on, `final` where the watermark has passed.
+    """Of the targets (row, request_key, finished_unix_ns), which are all stored, those whose attribution says something else now:
+    their place, key, time and what is to be set in the store, `revision` counted on, `final` where the watermark has passed.
 
-    Only rows that differ from what the store holds come back.
+    counted: keys of rows whose revision counts what changed in them already.
     """
-    rows = with_model(scope.rows, scope.samples, keys)
+    keys = targets["request_key"]
+    models = scope.samples["model"].drop_nulls().unique()
+    sole = str(models[0]) if len(models) == 1 else None
     context = Context(
         instance=instance,
-        engine=_engine_of(rows),
-        requests=rows,
+        engine=_engine_of(scope.rows),
+        requests=_with_model(scope.rows, keys, sole),
         samples=scope.samples,
         steps=scope.steps,
-        targets=frozenset(keys),
+        targets=frozenset(keys.to_list()),
         settings=registry.settings(instance, scope.start_unix_ns, scope.end_unix_ns) if instance else {},
     )
     answer = attribute(context)
-    old = scope.rows.filter(pl.col("request_key").is_in(list(keys)))
-    new = rows.filter(pl.col("request_key").is_in(list(keys)))
     set_columns = [name for name in answer.columns if name in FULL_SCHEMA and name not in _KEPT_BY_WRITER]
-    joined = new.drop(set_columns).join(
-        answer.select("request_key", *(pl.col(name).cast(FULL_SCHEMA[name]) for name in set_columns)).unique(
-            "request_key"
-        ),
-        on="request_key",
-        how="left",
-        maintain_order="left",
-    )
+    compared = list(dict.fromkeys([*set_columns, "model", "provenance", "final"]))
+    old = _stored_columns(transaction, targets, [*compared, "revision"])
+    told = answer.select("request_key", *(pl.col(name).cast(FULL_SCHEMA[name]) for name in set_columns))
+    new = _noting_model(old, sole).drop(set_columns)
+    new = new.join(told.unique("request_key"), on="request_key", how="left", maintain_order="left")
     passed = (pl.col("finished_unix_ns") <= watermark_unix_ns) | pl.col("final").fill_null(False)
-    revision = pl.when(pl.col("revision").is_null()).then(pl.lit(0)).otherwise(pl.col("revision") + 1)
-    done = typed(joined.with_columns(passed.alias("final"), revision.cast(pl.Int64).alias("revision")))
-    return pl.concat(
-        [
-            _changed(old, done.join(scope.fresh, on="request_key", how="anti")),
-            done.join(scope.fresh, on="request_key", how="semi"),
-        ]
-    )
+    more = pl.lit(1) - pl.col("request_key").is_in(list(counted)).cast(pl.Int64) if counted else pl.lit(1)
+    revision = pl.when(pl.col("revision").is_null()).then(pl.lit(0)).otherwise(pl.col("revision") + more)
+    new = new.with_columns(passed.alias("final"), revision.cast(pl.Int64).alias("revision"))
+    differs = old["revision"].is_null()
+    for name in compared:
+        differs |= old[name].ne_missing(new[name])
+    return new.filter(differs)
 
 
 def _engine_of(rows: pl.DataFrame) -> str | None:
-    known = rows["engine"].drop_nulls()
-    return str(known[-1]) if len(known) else None
+    """The engine of the newest row that names one."""
+    known = rows.select("engine", "arrival_unix_ns", "request_key").drop_nulls("engine")
+    newest = known.filter(pl.col("arrival_unix_ns") == pl.col("arrival_unix_ns").max()).sort("request_key")
+    return str(newest["engine"][-1]) if len(newest) else None
 
 
-def with_model(rows: pl.DataFrame, samples: pl.DataFrame, keys: Collection[str]) -> pl.DataFrame:
-    """Rows whose span names no model get that of their replica's samples, if those agree on one."""
-    models = samples["model"].drop_nulls().unique()
-    lacking = pl.col("model").is_null() & pl.col("request_key").is_in(list(keys))
-    if len(models) != 1 or not rows.select(lacking.any()).item():
+def _with_model(rows: pl.DataFrame, keys: pl.Series, sole: str | None) -> pl.DataFrame:
+    """Targets whose span names no model get that of their replica's samples, if those agree on one."""
+    if sole is None or not rows["model"].null_count():
         return rows
+    lacking = pl.col("model").is_null() & pl.col("request_key").is_in(keys.implode())
+    return rows.with_columns(pl.when(lacking).then(pl.lit(sole)).otherwise("model").alias("model"))
+
+
+def _noting_model(targets: pl.DataFrame, sole: str | None) -> pl.DataFrame:
+    """The same in what is stored of the targets, with where the model is from."""
+    if sole is None or not targets["model"].null_count():
+        return targets
+    lacking = pl.col("model").is_null()
     noted = pl.col("provenance").fill_null("{}").str.strip_suffix("}")
     comma = pl.when(noted == "{").then(pl.lit("")).otherwise(pl.lit(","))
     provenance = noted + comma + pl.lit('"model":"inferred:samples"}')
-    return rows.with_columns(
+    return targets.with_columns(
         pl.when(lacking).then(provenance).otherwise("provenance").alias("provenance"),
-        pl.when(lacking).then(pl.lit(models[0])).otherwise("model").alias("model"),
+        pl.when(lacking).then(pl.lit(sole)).otherwise("model").alias("model"),
     )
 
 
-def _changed(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `new` that say something else than the row of the same key in `old`, revision aside."""
-    compared = [name for name in FULL_SCHEMA if name not in ("request_key", "revision")]
-    pairs = new.join(old, on="request_key", how="left", suffix=":old", maintain_order="left")
-    never = pl.col("revision:old").is_null()
-    differs = pl.any_horizontal(pl.col(name).ne_missing(pl.col(f"{name}:old")) for name in compared)
-    return pairs.filter(never | differs).select(new.columns)
+def _stored_columns(transaction: Transaction, targets: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Key, time, place in the table (`row`) and some other columns of stored rows (row, finished_unix_ns)."""
+    found = transaction.query(
+        f"SELECT r.rowid AS row, request_key, finished_unix_ns, {', '.join(names)} FROM requests r "
+        "SEMI JOIN wanted w ON r.rowid = w.row WHERE r.finished_unix_ns BETWEEN ? AND ?",
+        [targets["finished_unix_ns"].min(), targets["finished_unix_ns"].max()],
+        wanted=targets.select("row"),
+    )
+    known = (pl.col(name).cast(FULL_SCHEMA[name]) for name in ("request_key", "finished_unix_ns", *names))
+    return found.select("row", *known)
 
 
 def without_attribution(rows: pl.DataFrame) -> pl.DataFrame:

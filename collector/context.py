@@ -23,12 +23,22 @@ class Setting:
     others: tuple[tuple[object, str], ...] = ()
 
 
+# Columns of `requests` that attribution is given: of the many rows around a target each column costs.
+REQUEST_COLUMNS = (
+    "request_key", "call_key", "engine", "instance", "model", "input_tokens", "cached_tokens", "output_tokens",
+    "arrival_unix_ns", "finished_unix_ns", "queued_unix_ns", "scheduled_unix_ns", "first_token_unix_ns",
+    "e2e_s", "queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "combined_s", "combined_covers",
+    "preemptions", "queue_slot_s", "queue_kv_s", "queue_budget_s", "queue_window_s", "queue_policy_s", "queue_upstream_s",
+    "segments",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """Everything attribution may look at for one instance.
 
-    requests: columns of `requests`, all rows of the instance that finish inside hours touched by the targets or one hour
-    before, or that overlap a target; samples, steps: the joined `engine_samples` and `engine_steps` of the same time;
+    requests: at least REQUEST_COLUMNS of `requests`, all rows of the instance that finish inside hours touched by the targets or
+    one hour before, or that overlap a target; samples, steps: the joined `engine_samples` and `engine_steps` of the same time;
     targets: keys of the rows to attribute. Whole hours, so that what is calibrated an hour does not depend on batching.
     """
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import polars as pl
 
 from phasewise.collector import trees
-from phasewise.collector.profiles import Profiles, condition
+from phasewise.collector.detection import condition
+from phasewise.collector.profiles import Profiles
 from phasewise.rules.engine_profile import EngineProfile
 
 SPAN = ["trace_id", "span_id"]

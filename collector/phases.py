@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import reduce
 from graphlib import TopologicalSorter
-from operator import and_, or_
+from operator import add, and_, or_
 
 import polars as pl
 
@@ -106,8 +106,8 @@ def with_slices(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame
         lengths = lengths.join(inside, on=[*GROUP, "name"], how="left").with_columns(
             (pl.col("s") - pl.col("overlap_s").fill_null(0.0)).alias("s")
         )
-    columns = [
-        pl.col("s").filter(pl.col("name").is_in(part.names)).sum().alias(f"_slice:{name}")
+    columns = [  # one name after the other, so that the sum does not depend on the order of rows
+        reduce(add, (pl.col("s").filter(pl.col("name") == one).sum() for one in part.names)).alias(f"_slice:{name}")
         for name, part in profile.slices.items()
         if part.how == "extent"
     ]

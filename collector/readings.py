@@ -1,4 +1,4 @@
-"""Attribute values out of spans: JSON text to typed columns, tolerant of the types that real senders mix up.
+"""Attribute values to typed columns, tolerant of the types that real senders mix up.
 
 Counts and durations arrive as integers, doubles or text, lists as lists or as text that holds JSON.
 """
@@ -8,43 +8,54 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 
 import polars as pl
 
+from phasewise.collector.attribute_columns import Column, Value, Wanted
 from phasewise.rules.engine_parts import Key
+from phasewise.rules.engine_profile import EngineProfile
 
-Value = object
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|μs|ms|s)")  # both signs for micro
 _SUFFIX_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def attribute_columns(texts: pl.Series, keys: Iterable[str]) -> dict[str, list[Value]]:
-    """Values of some attributes of every span; None where absent. `texts` are JSON objects."""
-    rows = json.loads("[" + ",".join(texts.fill_null("{}").to_list()) + "]")
-    return {key: [row.get(key) for row in rows] for key in dict.fromkeys(keys)}
+def wanted_of(profile: EngineProfile) -> dict[str, Wanted]:
+    """Attributes that a profile reads, and what it takes each for first."""
+    found: dict[str, Wanted] = {}
+    for name, key in [*profile.times.items(), *profile.counts.items(), *profile.texts.items()]:
+        kind: Wanted = "text"
+        if name in profile.counts:
+            kind = "count"
+        elif name in profile.times and not key.suffixed:
+            kind = "number"
+        elif name == "segments":
+            kind = "list"
+        for attribute in key.attributes:
+            if found.setdefault(attribute, kind) != kind:
+                found[attribute] = "any"
+    return found
 
 
-def first_of(columns: dict[str, list[Value]], keys: Sequence[str], rows: int) -> list[Value]:
-    """The first value that is there, by the order of `keys`."""
-    present = [columns[key] for key in keys if key in columns]
+def read_key(key: Key, own: Mapping[str, Column], resource: Mapping[str, Column], rows: int) -> Column:
+    """Values of a key: the first that is there, by the order of its names, attributes of the span before those of its resource."""
+    present = [own[name] for name in key.attributes if name in own]
+    present += [resource[name] for name in key.resource if name in resource]
     if not present:
-        return [None] * rows
+        return pl.Series([None], dtype=pl.Null).new_from_index(0, rows)
     found = present[0]
     for other in present[1:]:
-        found = [b if a is None else a for a, b in zip(found, other, strict=True)]
+        if isinstance(found, pl.Series) and isinstance(other, pl.Series) and found.dtype == other.dtype:
+            found = found.zip_with(found.is_not_null(), other)
+        else:
+            found = [b if a is None else a for a, b in zip(found, other, strict=True)]
     return found
 
 
-def read_key(key: Key, own: dict[str, list[Value]], resource: dict[str, list[Value]], rows: int) -> list[Value]:
-    found = first_of(own, key.attributes, rows)
-    if key.resource:
-        found = [b if a is None else a for a, b in zip(found, first_of(resource, key.resource, rows), strict=True)]
-    return found
-
-
-def numbers(values: list[Value], scale: float = 1.0) -> pl.Series:
+def numbers(values: Column, scale: float = 1.0) -> pl.Series:
     """Float column; text that holds a number counts, anything else is null. NaN and infinities stay, for the rules to judge."""
+    if isinstance(values, pl.Series) and values.dtype in (pl.Float64, pl.Null):
+        return values.cast(pl.Float64) * scale
     return pl.Series([v * scale if type(v) is float else _number(v, scale) for v in values], dtype=pl.Float64)
 
 
@@ -61,7 +72,7 @@ def _number(value: Value, scale: float) -> float | None:
     return None
 
 
-def suffixed(values: list[Value]) -> pl.Series:
+def suffixed(values: Column) -> pl.Series:
     """Seconds from texts that name their unit (`12.3ms`, `845µs`); anything else is null."""
     return pl.Series([_suffixed(v) for v in values], dtype=pl.Float64)
 
@@ -71,8 +82,11 @@ def _suffixed(value: Value) -> float | None:
     return float(match[1]) * _SUFFIX_S[match[2]] if match else None
 
 
-def counts(values: list[Value]) -> pl.Series:
+def counts(values: Column) -> pl.Series:
     """Whole numbers of at least 0; anything else is null."""
+    if isinstance(values, pl.Series) and values.dtype in (pl.Int64, pl.Null):
+        whole = values.cast(pl.Int64)
+        return whole.set(whole < 0, None)
     return pl.Series([v if type(v) is int and v >= 0 else _count(v) for v in values], dtype=pl.Int64)
 
 
@@ -83,8 +97,14 @@ def _count(value: Value) -> int | None:
     return int(number)
 
 
-def texts(values: list[Value]) -> pl.Series:
+def texts(values: Column) -> pl.Series:
     """Text column; a list, or text that holds a JSON list, gives its first element; numbers become text."""
+    if isinstance(values, pl.Series) and values.dtype == pl.List(pl.String):
+        values = values.list.get(0, null_on_oob=True)
+    if isinstance(values, pl.Series) and values.dtype in (pl.String, pl.Null):
+        told = values.cast(pl.String)
+        if not told.str.starts_with("[").any():
+            return told.set(told == "", None)
     return pl.Series([_text(v) for v in values], dtype=pl.String)
 
 
@@ -102,12 +122,14 @@ def _text(value: Value) -> str | None:
     return None if value is None or isinstance(value, dict) else str(value)
 
 
-def triples(values: list[Value]) -> pl.Series:
+def triples(values: Column) -> pl.Series:
     """JSON text of [phase, first step, last step] lists from flat integer lists; null where they are no triples."""
     return pl.Series([_triples(v) for v in values], dtype=pl.String)
 
 
 def _triples(value: Value) -> str | None:
+    if isinstance(value, pl.Series):
+        value = value.to_list()
     if not isinstance(value, list) or not value or len(value) % 3 or not all(isinstance(v, int) for v in value):
         return None
     return json.dumps([value[i : i + 3] for i in range(0, len(value), 3)], separators=(",", ":"))

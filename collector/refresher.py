@@ -1,14 +1,15 @@
 """What has to be attributed, and when: new rows at once, their neighbours and rows of new samples soon, all once more at the end.
 
-Attribution of an instance waits at least as long as its last run took three times, so that a busy instance gets fresher answers
-less often instead of a growing backlog.
+Rows are stored first and attributed then, so that they are seen even where attribution has to wait: it rests three times as long
+as it took, over all instances together. So a busy store gets fresher answers less often instead of a growing backlog.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -16,51 +17,66 @@ from phasewise.collector.attribution import attributed, load_scope
 from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
 from phasewise.collector.registry import Registry
-from phasewise.collector.request_table import replace_rows
-from phasewise.collector.requests import FULL_SCHEMA
-from phasewise.collector.rollups import minutes_of
+from phasewise.collector.request_table import replace_rows, update_rows
+from phasewise.collector.rollups import DirtyRollups
 from phasewise.collector.store import Store, Transaction
-from phasewise.collector.watermarks import FUTURE_NS, Watermarks
+from phasewise.collector.watermarks import Watermarks
 
 log = logging.getLogger(__name__)
 NEIGHBOURS_NS = 500_000_000  # least time between two refreshes of rows already attributed
 FINAL_NS = 5 * 10**9  # least time between two runs that make rows final
 RATIO = 3.0
+TURN_S = 0.5  # no further instance is begun in a pass after that: rows that come meanwhile wait to be stored
+_NONE = (2**62, -(2**62))
 
 
 @dataclass(slots=True)
 class _Work:
-    """fresh: rows not in the store; low, high: the range whose rows are to be attributed anew (empty when low > high)."""
+    """raw: when the rows without attribution finished; touched: the time whose rows are to be attributed anew, both as (low, high),
+    empty where low > high."""
 
-    fresh: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=FULL_SCHEMA))
-    low_unix_ns: int = 2**62
-    high_unix_ns: int = -(2**62)
+    raw: tuple[int, int] = _NONE
+    touched: tuple[int, int] = _NONE
     oldest_provisional_unix_ns: int = 2**62
+    served_ns: int = 0
     refreshed_ns: int = 0
     finished_ns: int = 0  # when rows were made final last
-    rest_until_ns: int = 0
 
-    @property
-    def is_touched(self) -> bool:
-        return self.low_unix_ns <= self.high_unix_ns
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Why an instance is due. soon: neighbours as well; ripe: rows become final."""
+
+    watermark_unix_ns: int
+    soon: bool
+    ripe: bool
 
 
 class Refresher:
     """Work to do, by instance; rows without an instance are those of the empty name."""
 
-    def __init__(self, attribute: Attribute, registry: Registry, watermarks: Watermarks, counters: Counters) -> None:
+    def __init__(
+        self,
+        attribute: Attribute,
+        registry: Registry,
+        watermarks: Watermarks,
+        counters: Counters,
+        dirty: DirtyRollups,
+    ) -> None:
         self._attribute = attribute
         self._registry = registry
         self._watermarks = watermarks
         self._counters = counters
+        self._dirty = dirty
         self._work: dict[str, _Work] = {}
-        self._minutes: set[int] = set()
+        self._counted: set[str] = set()  # keys of rows whose revision was counted when they were written
+        self._rest_until_ns = 0
         self.last_error = ""
 
     @property
     def waiting(self) -> int:
-        """Rows that are stored only after the next attribution."""
-        return sum(work.fresh.height for work in self._work.values())
+        """Instances with rows that wait for their first attribution."""
+        return sum(_is_some(work.raw) for work in self._work.values())
 
     def recall(self, store: Store) -> None:
         """What the store holds that is not final, and what was written before its attribution."""
@@ -70,45 +86,63 @@ class Refresher:
         for instance, oldest in found.iter_rows():
             self._of(instance).oldest_provisional_unix_ns = oldest
         raw = store.query(
-            "SELECT coalesce(instance, '') AS instance, min(arrival_unix_ns), max(finished_unix_ns) FROM requests "
-            "WHERE revision IS NULL GROUP BY 1"
+            "SELECT coalesce(instance, '') AS instance, min(arrival_unix_ns), min(finished_unix_ns), max(finished_unix_ns) "
+            "FROM requests WHERE revision IS NULL GROUP BY 1"
         )
-        for instance, low, high in raw.iter_rows():
-            self.touch(instance, low, high)
+        for instance, arrival, low, high in raw.iter_rows():
+            self._of(instance).raw = (low, high)
+            self.touch(instance, arrival, high)
 
-    def take(self, rows: pl.DataFrame) -> None:
-        """New or changed whole rows; their neighbours are touched."""
-        for (name,), own in rows.group_by(pl.col("instance").fill_null("").alias("_name")):
-            work = self._of(str(name))
-            kept = work.fresh.join(own.select("request_key"), on="request_key", how="anti")
-            work.fresh = pl.concat([kept, own.select(list(FULL_SCHEMA))])
-            for peer in self._peers(str(name)):
-                self.touch(peer, _int(own["arrival_unix_ns"].min()), _int(own["finished_unix_ns"].max()))
+    def take(self, transaction: Transaction, rows: pl.DataFrame, stored: Sequence[str], now_ns: int) -> None:
+        """Write whole rows, new ones and changed ones (keys `stored`); they and their neighbours are to be attributed."""
+        if rows.is_empty():
+            return
+        replace_rows(transaction, rows.with_columns(pl.col("revision") + 1), stored)
+        self._counted |= set(rows.filter(pl.col("revision").is_not_null())["request_key"])
+        self._dirty.add(rows, now_ns)
+        facts = rows.group_by(pl.col("instance").fill_null("")).agg(
+            pl.col("arrival_unix_ns").min(),
+            pl.col("finished_unix_ns").min().alias("first"),
+            pl.col("finished_unix_ns").max().alias("last"),
+        )
+        for name, arrival, first, last in facts.iter_rows():
+            work = self._of(name)
+            work.raw = _around(work.raw, first, last)
+            work.oldest_provisional_unix_ns = min(work.oldest_provisional_unix_ns, first)
+            for peer in self._peers(name):
+                self.touch(peer, arrival, last)
 
     def touch(self, instance: str, low_unix_ns: int, high_unix_ns: int) -> None:
         """Rows of an instance that overlap this time have to be attributed anew."""
         work = self._of(instance)
-        work.low_unix_ns = min(work.low_unix_ns, low_unix_ns)
-        work.high_unix_ns = max(work.high_unix_ns, high_unix_ns)
+        work.touched = _around(work.touched, low_unix_ns, high_unix_ns)
 
-    def forget(self, keys: list[str]) -> None:
-        """Rows that have no place in the table after all."""
-        for work in self._work.values():
-            work.fresh = work.fresh.filter(~pl.col("request_key").is_in(keys))
-
-    def fresh(self, instance: str) -> pl.DataFrame:
-        work = self._work.get(instance)
-        return work.fresh if work else pl.DataFrame(schema=FULL_SCHEMA)
-
-    def take_minutes(self, now_ns: int) -> set[int]:
-        """Minutes that rows were written into since the last call; none of the future, which no rollup shows: their rows are
-        written once more when their time has come."""
-        minutes, self._minutes = self._minutes, set()
-        return {minute for minute in minutes if minute <= now_ns + FUTURE_NS}
+    def rests(self, now_ns: int) -> bool:
+        """Whether `refresh` would do nothing now."""
+        return now_ns < self._rest_until_ns or not any(self._due(name, now_ns, False) for name in self._work)
 
     def refresh(self, transaction: Transaction, now_ns: int, force: bool = False) -> int:
-        """Attribute what is due and write it; the number of rows written."""
-        return sum(self._refresh_one(transaction, name, work, now_ns, force) for name, work in list(self._work.items()))
+        """Attribute what is due, what was served longest ago first, and write it; the number of rows written."""
+        started = time.monotonic()
+        written = 0
+        for _, name in sorted((work.served_ns, name) for name, work in self._work.items()):
+            turn = self._due(name, now_ns, force)
+            if turn is not None:
+                written += self._refresh_one(transaction, name, turn, now_ns)
+                if not force and time.monotonic() - started > TURN_S:
+                    break
+        if not force:  # an import is waited for, and what comes live owes it nothing
+            self._rest_until_ns = now_ns + int(RATIO * (time.monotonic() - started) * 1e9)
+        return written
+
+    def _due(self, instance: str, now_ns: int, force: bool) -> _Turn | None:
+        work = self._work[instance]
+        watermark = min(self._watermarks.of(name, now_ns) for name in self._peers(instance))
+        ripe = work.oldest_provisional_unix_ns <= watermark and (force or now_ns - work.finished_ns >= FINAL_NS)
+        soon = force or ripe or now_ns - work.refreshed_ns >= NEIGHBOURS_NS
+        if ripe or _is_some(work.raw) or (soon and _is_some(work.touched)):
+            return _Turn(watermark, soon, ripe)
+        return None
 
     def _peers(self, instance: str) -> list[str]:
         """Instances that are one replica with this one, itself included."""
@@ -117,73 +151,53 @@ class Refresher:
     def _of(self, instance: str) -> _Work:
         return self._work.setdefault(instance, _Work())
 
-    def _refresh_one(self, transaction: Transaction, instance: str, work: _Work, now_ns: int, force: bool) -> int:
-        watermark = min(self._watermarks.of(name, now_ns) for name in self._peers(instance))
-        ripe = work.oldest_provisional_unix_ns <= watermark and (force or now_ns - work.finished_ns >= FINAL_NS)
-        rested = force or now_ns >= work.rest_until_ns
-        if not rested or not (not work.fresh.is_empty() or work.is_touched or ripe):
-            written = work.fresh.height
-            self._write_raw(transaction, work)
-            return written
-        soon = force or ripe or now_ns - work.refreshed_ns >= NEIGHBOURS_NS
-        targets = self._targets(transaction, instance, work, watermark, neighbours=soon, ripe=ripe)
-        if targets.is_empty():
-            if soon:  # else nobody has looked into the range yet, and rows written raw wait in it
-                self._clear_range(work)
-            work.oldest_provisional_unix_ns = 2**62 if ripe else work.oldest_provisional_unix_ns
-            return 0
-        started = time.monotonic()
-        rows = self._answered(transaction, instance, work, targets, watermark, final=ripe)
-        work.finished_ns = now_ns if ripe else work.finished_ns
-        work.rest_until_ns = now_ns + int(RATIO * (time.monotonic() - started) * 1e9)
-        replace_rows(transaction, rows)
-        self._minutes |= minutes_of(rows) if not rows.is_empty() else set()
-        work.fresh = work.fresh.clear()
-        if soon:
-            work.refreshed_ns = now_ns
-            self._clear_range(work)
-        self._note_provisional(transaction, instance, work)
+    def _refresh_one(self, transaction: Transaction, instance: str, turn: _Turn, now_ns: int) -> int:
+        work = self._work[instance]
+        targets = self._targets(transaction, instance, work, turn)
+        rows = targets.clear()
+        if not targets.is_empty():
+            rows = self._answered(transaction, instance, targets, turn)
+            update_rows(transaction, rows)
+            self._dirty.add(rows, now_ns)
+            self._counted -= self._counted.intersection(targets["request_key"]) if self._counted else set()
+        work.raw, work.served_ns = _NONE, now_ns
+        if turn.soon:  # else nobody has looked into the touched time yet
+            work.touched, work.refreshed_ns = _NONE, now_ns
+        if turn.ripe:
+            work.finished_ns = now_ns
+            work.oldest_provisional_unix_ns = self._oldest_provisional(transaction, instance, work)
         return rows.height
 
-    @staticmethod
-    def _clear_range(work: _Work) -> None:
-        work.low_unix_ns, work.high_unix_ns = 2**62, -(2**62)
-
-    def _write_raw(self, transaction: Transaction, work: _Work) -> None:
-        """Rows are visible within a second or two also where their attribution has to wait."""
-        if work.fresh.is_empty():
-            return
-        replace_rows(transaction, work.fresh)
-        self._minutes |= minutes_of(work.fresh)
-        work.oldest_provisional_unix_ns = min(
-            work.oldest_provisional_unix_ns, _int(work.fresh["finished_unix_ns"].min())
+    def _targets(self, transaction: Transaction, instance: str, work: _Work, turn: _Turn) -> pl.DataFrame:
+        """Place, key, arrival and end of the rows to attribute: new ones, those that overlap the touched time, those now final."""
+        tests: list[tuple[str, tuple[int, ...], int]] = []
+        if _is_some(work.raw):
+            tests.append(("revision IS NULL AND finished_unix_ns BETWEEN ? AND ?", work.raw, work.raw[0]))
+        if turn.soon and _is_some(work.touched):
+            tests.append(("finished_unix_ns >= ? AND arrival_unix_ns <= ?", work.touched, work.touched[0]))
+        if turn.ripe:
+            ripe = (turn.watermark_unix_ns,)
+            tests.append(("NOT final AND finished_unix_ns <= ?", ripe, work.oldest_provisional_unix_ns))
+        return transaction.query(
+            "SELECT rowid AS row, request_key, arrival_unix_ns, finished_unix_ns FROM requests WHERE coalesce(instance, '') = ? "
+            f"AND finished_unix_ns >= ? AND ({' OR '.join(f'({sql})' for sql, _, _ in tests)})",
+            [instance, min(least for _, _, least in tests), *(value for _, own, _ in tests for value in own)],
         )
-        work.fresh = work.fresh.clear()
 
-    def _targets(
-        self, transaction: Transaction, instance: str, work: _Work, watermark: int, neighbours: bool, ripe: bool
-    ) -> pl.DataFrame:
-        """Key, arrival and end of the rows to attribute: new ones, those that overlap the touched range, those now final."""
-        columns = ["request_key", "arrival_unix_ns", "finished_unix_ns"]
-        found = [work.fresh.select(columns)]
-        select = f"SELECT {', '.join(columns)} FROM requests WHERE coalesce(instance, '') = ? AND "
-        if neighbours and work.is_touched:
-            overlap = "finished_unix_ns >= ? AND arrival_unix_ns <= ?"
-            found.append(transaction.query(select + overlap, [instance, work.low_unix_ns, work.high_unix_ns]))
-        if ripe:
-            found.append(transaction.query(select + "NOT final AND finished_unix_ns <= ?", [instance, watermark]))
-        return pl.concat(found).unique("request_key")
-
-    def _answered(
-        self, transaction: Transaction, instance: str, work: _Work, targets: pl.DataFrame, watermark: int, final: bool
-    ) -> pl.DataFrame:
-        """Rows with their attribution; where attribution fails, the new rows as they are: a fault there loses no data."""
-        others = [self.fresh(name) for name in self._peers(instance) if name != instance]
-        peers_fresh = pl.concat([work.fresh.clear(), *others])
-        scope = load_scope(transaction, self._registry, instance, targets, work.fresh, final, peers_fresh)
-        keys = targets["request_key"].to_list()
+    def _answered(self, transaction: Transaction, instance: str, targets: pl.DataFrame, turn: _Turn) -> pl.DataFrame:
+        """What attribution says of the targets; where it fails, nothing: a fault there loses no data."""
+        scope = load_scope(transaction, self._registry, instance, targets, turn.ripe)
         try:
-            answered = attributed(self._attribute, self._registry, instance, scope, keys, watermark)
+            answered = attributed(
+                transaction,
+                self._attribute,
+                self._registry,
+                instance,
+                scope,
+                targets,
+                turn.watermark_unix_ns,
+                self._counted,
+            )
             self.last_error = ""
         except Exception as error:
             self.last_error = f"{type(error).__name__}: {error}"[:300]
@@ -191,17 +205,22 @@ class Refresher:
             log.exception(
                 "attribution of %s failed; its rows are stored without causes", instance or "calls without engine"
             )
-            return work.fresh
+            return targets.clear()
         return answered
 
-    def _note_provisional(self, transaction: Transaction, instance: str, work: _Work) -> None:
+    @staticmethod
+    def _oldest_provisional(transaction: Transaction, instance: str, work: _Work) -> int:
         oldest = transaction.query(
-            "SELECT min(finished_unix_ns) AS oldest FROM requests WHERE coalesce(instance, '') = ? AND NOT final",
-            [instance],
+            "SELECT min(finished_unix_ns) AS oldest FROM requests WHERE coalesce(instance, '') = ? AND NOT final "
+            "AND finished_unix_ns >= ?",
+            [instance, work.oldest_provisional_unix_ns],
         )["oldest"].item()
-        work.oldest_provisional_unix_ns = 2**62 if oldest is None else int(oldest)
+        return 2**62 if oldest is None else int(oldest)
 
 
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
+def _is_some(span: tuple[int, int]) -> bool:
+    return span[0] <= span[1]
+
+
+def _around(span: tuple[int, int], low: int, high: int) -> tuple[int, int]:
+    return min(span[0], low), max(span[1], high)

@@ -19,9 +19,11 @@ _NOT_COMPARED = ("request_key", "received_unix_ns", "provenance")
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """rows: whole rows that are new or changed, attribution emptied only where it was never made; gone: rows to delete."""
+    """rows: whole rows that are new or changed, attribution emptied only where it was never made; stored: keys of those that are
+    in the table already; gone: keys of rows to delete."""
 
     rows: pl.DataFrame
+    stored: list[str]
     gone: list[str]
 
 
@@ -34,25 +36,38 @@ def changes_of(
 ) -> Changes:
     """What the table has to take of rows that normalization made (REQUEST_SCHEMA)."""
     if made.is_empty() and supplements.is_empty():
-        return Changes(typed(made), list(superseded))
+        return Changes(typed(made), [], list(superseded))
     made = made.unique("request_key", keep="first", maintain_order=True)
     made, gone = _with_other_sides(transaction, identifiers, made)
-    rows = _merged(_stored(transaction, made), made)
+    stored = _stored(transaction, made)
+    rows = _merged(stored, made)
     completed = _supplemented(transaction, identifiers, rows, supplements)
-    return Changes(completed, [*superseded, *gone])
+    # A supplement may have completed rows that were not made now: those are in the table as well.
+    new = made.join(stored.select("request_key"), on="request_key", how="anti")
+    known = completed.join(new.select("request_key"), on="request_key", how="anti")["request_key"].to_list()
+    return Changes(completed, known, [*superseded, *gone])
 
 
 def _stored(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:
-    """Rows in the table under the same keys."""
+    """Rows in the table under the same keys. A key belongs to one span, so its row arrived at the same time: that is a number, and
+    most rows are new, so the keys of all rows of two hours are not looked at."""
     if made.is_empty():
         return typed(made)
-    found = transaction.query(
-        "SELECT * FROM requests r SEMI JOIN keys k ON r.request_key = k.request_key "
+    window = [_low(made) - NEAR_NS, _high(made) + NEAR_NS]
+    candidates = transaction.query(
+        "SELECT r.rowid AS row FROM requests r SEMI JOIN made m ON r.arrival_unix_ns = m.arrival_unix_ns "
         "WHERE r.finished_unix_ns BETWEEN ? AND ?",
-        [_low(made) - NEAR_NS, _high(made) + NEAR_NS],
-        keys=made.select("request_key"),
+        window,
+        made=made.select("arrival_unix_ns"),
     )
-    return typed(found)
+    if candidates.is_empty():
+        return typed(made.clear())
+    found = transaction.query(
+        "SELECT r.* FROM requests r SEMI JOIN candidates c ON r.rowid = c.row WHERE r.finished_unix_ns BETWEEN ? AND ?",
+        window,
+        candidates=candidates,
+    )
+    return typed(found).join(made.select("request_key"), on="request_key", how="semi")
 
 
 def _merged(stored: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
@@ -132,12 +147,27 @@ def _supplemented(
     return with_prefill(filled(touched, others, told, SUPPLEMENT_COLUMNS), everything, pairs)
 
 
-def replace_rows(transaction: Transaction, rows: pl.DataFrame) -> None:
-    """Write whole rows; rows of the same keys go."""
+def replace_rows(transaction: Transaction, rows: pl.DataFrame, stored: Sequence[str]) -> None:
+    """Write whole rows; those in the table under the keys `stored` go."""
+    if stored:
+        own = rows.filter(pl.col("request_key").is_in(list(stored)))
+        delete_rows(transaction, own.select("request_key"), _low(own) - NEAR_NS, _high(own) + NEAR_NS)
+    transaction.insert("requests", rows)
+
+
+def update_rows(transaction: Transaction, rows: pl.DataFrame) -> None:
+    """Set columns of stored rows. `rows`: their place in the table (`row`, DuckDB's rowid, which holds within a transaction),
+    request_key, finished_unix_ns, and the columns to set."""
     if rows.is_empty():
         return
-    delete_rows(transaction, rows.select("request_key"), _low(rows) - NEAR_NS, _high(rows) + NEAR_NS)
-    transaction.insert("requests", rows)
+    kept = ("row", "request_key", "finished_unix_ns")
+    columns = ", ".join(f"{name} = n.{name}" for name in rows.columns if name not in kept)
+    transaction.run(
+        f"UPDATE requests SET {columns} FROM news n WHERE requests.rowid = n.row "
+        "AND requests.finished_unix_ns BETWEEN ? AND ?",
+        [_low(rows), _high(rows)],
+        news=rows,
+    )
 
 
 def delete_rows(transaction: Transaction, keys: pl.DataFrame, low: int, high: int) -> None:

@@ -7,10 +7,11 @@ import re
 import polars as pl
 
 from phasewise.collector import phases, trees
+from phasewise.collector.attribute_columns import Column, columns_of, repeated_columns
 from phasewise.collector.durations import seconds
 from phasewise.collector.keys import span_keys
 from phasewise.collector.profiles import PART, PHASE
-from phasewise.collector.readings import Value, attribute_columns, counts, numbers, read_key, suffixed, texts, triples
+from phasewise.collector.readings import counts, numbers, read_key, suffixed, texts, triples, wanted_of
 from phasewise.collector.records import Request
 from phasewise.collector.schemas import polars_schema
 from phasewise.collector.watermarks import FUTURE_NS
@@ -68,9 +69,8 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
     """Attributes as columns; the engine's own end-to-end figure, else the span's length."""
     rows = len(roots)
     keys = [*profile.times.values(), *profile.counts.values(), *profile.texts.values()]
-    own = attribute_columns(roots["attributes"], (name for key in keys for name in key.attributes))
-    resource_names = [name for key in keys for name in key.resource]
-    resource: dict[str, list[Value]] = attribute_columns(roots["resource"], resource_names) if resource_names else {}
+    own = columns_of(roots["attributes"], wanted_of(profile))
+    resource = repeated_columns(roots["resource"], [name for key in keys for name in key.resource])
     columns = [
         *(_seconds(k, read_key(k, own, resource, rows)).alias(name) for name, k in profile.times.items()),
         *(counts(read_key(k, own, resource, rows)).alias(name) for name, k in profile.counts.items()),
@@ -103,7 +103,7 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
     return _own_end(phases.judged(_with_event_times(_with_aborted(frame), profile, roots), profile.times))
 
 
-def _seconds(key: Key, values: list[Value]) -> pl.Series:
+def _seconds(key: Key, values: Column) -> pl.Series:
     return suffixed(values) if key.suffixed else numbers(values, key.scale)
 
 

@@ -1,41 +1,108 @@
 """Rollups: one row a 10 s, minute or hour, model, instance, shape, cause and outcome; dirty buckets are rebuilt.
 
+Rows of `requests` are the source of all three, so they must be kept at least as long as a row may still come late.
 A shape is the whole part of the binary logarithm of prompt and of output length, NULL where the length is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+import time
+from collections.abc import Collection, Mapping
 
 import polars as pl
 
 from phasewise.collector.store import Transaction
 from phasewise.collector.tables import GAMMA, ROLLUP_HISTOGRAMS, ROLLUP_SUMS
+from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
 SECOND_NS = 10**9
 MINUTE_NS = 60 * SECOND_NS
-WIDTHS_S = (10, 60, 3600)
+HOUR_NS = 3600 * SECOND_NS
+# A busy writer rebuilds what no row was written into for so long: most minutes once, when their rows have become final.
+QUIET_NS = 120 * SECOND_NS
+LEAST_REST_NS = 5 * SECOND_NS
+CHEAP_NS = SECOND_NS  # rebuilding that took longer rests RATIO times as long: a busy hour holds many rows
+RATIO = 20
+POSITION = "dirty_rollups"  # among the positions
 
 
-def minutes_of(rows: pl.DataFrame) -> set[int]:
-    """Minutes (as Unix nanoseconds of their start) that some rows finish in."""
-    return set((rows["finished_unix_ns"] // MINUTE_NS * MINUTE_NS).unique().to_list())
+class DirtyRollups:
+    """Minutes whose rollups do not say what the rows say, and when a row of theirs was written last (writer's clock, ns).
+
+    They are part of what is committed with the rows: after a crash they are still known.
+    """
+
+    def __init__(self, stored: str | None = None) -> None:
+        told = json.loads(stored) if stored else {}
+        self._minutes: dict[int, int] = {int(minute): 0 for minute in told.get("minutes", ())}
+        self._hours: dict[int, int] = {int(hour): 0 for hour in told.get("hours", ())}
+        self._stored = stored or ""
+        self._rest_until_ns = 0
+
+    def add(self, rows: pl.DataFrame, now_ns: int) -> None:
+        """Rows (finished_unix_ns) were written. Those of the future are in no rollup: they are written once more, as final ones, when
+        their time has come."""
+        past = rows["finished_unix_ns"].filter(rows["finished_unix_ns"] <= now_ns + FUTURE_NS)
+        for minute in (past // MINUTE_NS * MINUTE_NS).unique().to_list():
+            self._minutes[minute] = now_ns
+            self._hours[minute // HOUR_NS * HOUR_NS] = now_ns
+
+    def is_due(self, now_ns: int, idle: bool) -> bool:
+        """Whether `rebuild` would do anything now."""
+        return now_ns >= self._rest_until_ns and bool(
+            _written_before(self._minutes, now_ns, idle) or _written_before(self._hours, now_ns, idle)
+        )
+
+    def rebuild(self, transaction: Transaction, now_ns: int, idle: bool) -> None:
+        """Rebuild what is quiet, or all when the writer is idle."""
+        minutes, hours = _written_before(self._minutes, now_ns, idle), _written_before(self._hours, now_ns, idle)
+        started = time.monotonic()
+        rebuild(transaction, minutes, hours)
+        spent_ns = int((time.monotonic() - started) * 1e9)
+        self._rest_until_ns = now_ns + (LEAST_REST_NS if spent_ns < CHEAP_NS else RATIO * spent_ns)
+        for minute in minutes:
+            del self._minutes[minute]
+        for hour in hours:
+            del self._hours[hour]
+
+    def rebuild_all(self, transaction: Transaction) -> None:
+        """Rebuild everything that is dirty."""
+        rebuild(transaction, self._minutes, self._hours)
+        self._minutes.clear()
+        self._hours.clear()
+
+    def store(self, transaction: Transaction) -> None:
+        """Write which they are, where that changed."""
+        told = ""
+        if self._minutes or self._hours:
+            told = json.dumps({"minutes": sorted(self._minutes), "hours": sorted(self._hours)})
+        if told != self._stored:
+            transaction.execute("DELETE FROM positions WHERE name = ?", [POSITION])
+            if told:
+                transaction.execute("INSERT INTO positions VALUES (?, ?)", [POSITION, told])
+            self._stored = told
 
 
-def rebuild(transaction: Transaction, minutes: Collection[int]) -> None:
-    """Make anew, from `requests`, the rollups of these minutes, of the 10 s inside them, and of the hours around them.
+def _written_before(dirty: Mapping[int, int], now_ns: int, idle: bool) -> list[int]:
+    quiet_since_ns = now_ns if idle else now_ns - QUIET_NS
+    return [start for start, written_ns in dirty.items() if written_ns <= quiet_since_ns]
+
+
+def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collection[int]) -> None:
+    """Make anew, from `requests`, the rollups of these minutes and of the 10 s inside them, and those of these hours (as Unix
+    nanoseconds of their start).
 
     Durations are summed as whole nanoseconds, so the sums do not depend on the order of rows. Bucket b of a histogram holds
     values from GAMMA^b up to GAMMA^(b+1) seconds; zero and less stand in bucket -2000000000.
     """
-    if not minutes:
-        return
-    for width_s in WIDTHS_S:
-        span_ns = max(width_s * SECOND_NS, MINUTE_NS)  # what is rebuilt whole: a minute, or the hour
-        starts = sorted({minute // span_ns * span_ns for minute in minutes})
+    for width_s, span_ns, chosen in ((10, MINUTE_NS, minutes), (60, MINUTE_NS, minutes), (3600, HOUR_NS, hours)):
+        if not chosen:
+            continue
+        starts = sorted(chosen)
         dirty = pl.DataFrame({"start_unix_ns": starts}, schema={"start_unix_ns": pl.Int64})
-        transaction.run(_DELETE, [width_s, span_ns, span_ns], dirty=dirty)
+        transaction.run(_DELETE, [width_s, starts[0], starts[-1] + span_ns, span_ns, span_ns], dirty=dirty)
         transaction.run(_insert(width_s, span_ns), [starts[0], starts[-1] + span_ns], dirty=dirty)
 
 
@@ -57,7 +124,8 @@ _COLUMNS = ", ".join(
     ]
 )
 _DELETE = """
-DELETE FROM rollups WHERE width_s = ? AND bucket_unix_ns // ? * ? IN (SELECT start_unix_ns FROM dirty)
+DELETE FROM rollups WHERE width_s = ? AND bucket_unix_ns >= ? AND bucket_unix_ns < ?
+  AND bucket_unix_ns // ? * ? IN (SELECT start_unix_ns FROM dirty)
 """
 
 

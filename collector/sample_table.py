@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import polars as pl
 
@@ -30,11 +30,8 @@ def add_samples(transaction: Transaction, samples: pl.DataFrame) -> pl.DataFrame
     return new
 
 
-def deviations(transaction: Transaction, fresh: Callable[[str], pl.DataFrame]) -> Deviation:
-    """How far a scrape's finished counter runs from the spans of some instances together; each is read once.
-
-    fresh: rows of an instance that are not in the store yet.
-    """
+def deviations(transaction: Transaction) -> Deviation:
+    """How far a scrape's finished counter runs from the spans of some instances together; each is read once."""
     known: dict[tuple[tuple[str, ...], str, int, int], Fit | None] = {}
     finished: dict[tuple[str, int, int], Ends] = {}
     counts: dict[tuple[str, int, int], Counters] = {}
@@ -42,13 +39,11 @@ def deviations(transaction: Transaction, fresh: Callable[[str], pl.DataFrame]) -
     def of_spans(instance: str, low: int, high: int) -> Ends:
         if (instance, low, high) not in finished:
             stored = transaction.query(
-                "SELECT request_key, finished_unix_ns, e2e_s FROM requests WHERE instance = ? AND outcome = 'ok' "
-                "AND finished_unix_ns BETWEEN ? AND ?",
+                "SELECT finished_unix_ns, e2e_s FROM requests WHERE instance = ? AND outcome = 'ok' "
+                "AND finished_unix_ns BETWEEN ? AND ? ORDER BY finished_unix_ns",
                 [instance, low, high],
             )
-            own = fresh(instance).filter(pl.col("finished_unix_ns").is_between(low, high)).select(stored.columns)
-            both = pl.concat([stored, own]).unique("request_key").sort("finished_unix_ns")
-            finished[instance, low, high] = Ends(both["finished_unix_ns"].to_numpy(), _floats(both["e2e_s"]))
+            finished[instance, low, high] = Ends(stored["finished_unix_ns"].to_numpy(), _floats(stored["e2e_s"]))
         return finished[instance, low, high]
 
     def of_scrape(instance: str, low: int, high: int) -> Counters:

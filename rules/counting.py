@@ -12,6 +12,7 @@ and repeated reads inside a kernel are kept beside them, labelled, never mixed i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -254,12 +255,12 @@ def _decode_attention(model: Model, precision: Precision, contexts: Iterable[int
     flops = 0
     read = written = 0.0
     groups = _layers_by_window(model)
-    for context in contexts:
+    for context, sequences in Counter(contexts).items():
         for layers, window in groups:
             attended = context if window is None else min(context, window)
-            flops += layers * per_pair * attended
-            read += layers * layer_bytes * (attended - 1)
-            written += layers * layer_bytes
+            flops += sequences * layers * per_pair * attended
+            read += sequences * layers * layer_bytes * (attended - 1)
+            written += sequences * layers * layer_bytes
     return Work(flops=flops, kv_read_bytes=read, kv_write_bytes=written)
 
 

@@ -215,10 +215,10 @@ def test_facts_of_a_scraped_address_reach_the_replica_it_is_joined_to(tmp_path: 
         found = settings_in(b)
         assert (found["max_num_seqs"].value, found["max_num_seqs"].source) == (32, "server_info")
         assert found["max_num_seqs"].others == ((64, "pod_arguments"),)
-        assert b.writer._registry.settings("a") == found, "attribution sees what the verdict sees"
+        assert b.writer._memory.registry.settings("a") == found, "attribution sees what the verdict sees"
         b.reopen()
         assert settings_in(b) == found
-        assert b.writer._registry.settings("a") == found
+        assert b.writer._memory.registry.settings("a") == found
         (row,) = b.rows("SELECT engine_version FROM instances WHERE kind = 'scrape'")
         assert row["engine_version"] == "0.11.0"
 

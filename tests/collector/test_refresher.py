@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from writing import Bench, bench, engine_span
 
 from phasewise.collector import refresher
+from phasewise.collector.context import Context
 
 
 class Ticking:
@@ -57,3 +59,59 @@ def test_a_row_stored_raw_is_attributed_after_a_crash(tmp_path: Path) -> None:
         b.reopen()
         b.run()
         assert unattributed(b) == 0
+
+
+def test_rows_are_seen_before_their_attribution(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        seen: list[int] = []
+        ask = b.attribute
+
+        def attribute(context: Context) -> pl.DataFrame:
+            seen.append(b.store.query("SELECT count(*) AS n FROM requests WHERE revision IS NULL")["n"].item())
+            return ask(context)
+
+        b.attribute = attribute
+        b.reopen()
+        b.receive([request(0), request(1)])
+        b.run()
+        assert seen == [2]  # what a reader sees while attribution runs
+        assert unattributed(b) == 0
+
+
+def test_a_row_that_goes_does_not_keep_its_neighbours_from_becoming_final(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        client = {"name": "chat m", "scope": "genai", "kind": 3, "start_s": 0, "end_s": 1}
+        told = {"gen_ai.operation.name": "chat", "gen_ai.response.id": "r-1"}
+        b.receive([{**client, "attributes": told}], "a" * 32)
+        b.receive([{**client, "start_s": 2, "end_s": 3, "attributes": {**told, "gen_ai.response.id": "r-2"}}], "b" * 32)
+        b.run(1.5)
+        assert len(b.rows()) == 2
+        b.receive([engine_span(e2e_s=1.0, attributes={"gen_ai.request.id": "r-1"})], "c" * 32)
+        b.run(2.0)
+        assert len(b.rows()) == 2  # the first call has the engine's row now
+        b.run(70)
+        b.run(10)
+        assert [row["final"] for row in b.rows()] == [True, True]
+
+
+def test_an_attribution_that_changes_nothing_counts_no_revision(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        b.receive([request(0)])
+        b.run()
+        b.receive([request(30)])
+        b.run(1)
+        b.run(1)
+        assert [row["revision"] for row in b.rows()] == [0, 0]
+
+
+def test_no_instance_waits_for_ever_where_one_takes_the_whole_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refresher, "TURN_S", 0.0)
+    with bench(tmp_path) as b:
+        busy, quiet = ({"resource": {"service.instance.id": name, "service.name": "s"}} for name in ("a", "b"))
+        b.receive([{**request(0), **quiet}])
+        for number in range(1, 30):
+            b.receive([{**request(number), **busy}])
+            b.run(5)
+        assert [row["final"] for row in b.rows() if row["instance"] == "b"] == [True]

@@ -10,13 +10,20 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from span_tables import at, span_table
-from writing import NOW, Clock, bench, engine_span, plain_attribute
+from writing import NOW, Clock, Instant, bench, engine_span, plain_attribute
 
+from phasewise.collector import refresher, rollups
 from phasewise.collector.context import Context
 from phasewise.collector.exposition import read_exposition
 from phasewise.collector.normalize import Normalized, normalize
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import METRIC_SCHEMA, Annotation
+
+
+@pytest.fixture(autouse=True)
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (refresher, rollups):
+        monkeypatch.setattr(module, "time", Instant())
 
 
 def traces(count: int, **changes: Any) -> list[dict[str, Any]]:
@@ -170,7 +177,7 @@ def test_a_crash_replays_exactly_once(tmp_path: Path) -> None:
 def test_a_failed_pass_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with bench(tmp_path) as b:
         b.receive(traces(2))
-        monkeypatch.setattr("phasewise.collector.writer.changes_of", _fails)
+        monkeypatch.setattr("phasewise.collector.row_writer.changes_of", _fails)
         with pytest.raises(RuntimeError, match="on purpose"):
             b.writer.step()
         assert b.rows() == []

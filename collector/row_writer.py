@@ -1,0 +1,181 @@
+"""Spans and samples to rows inside a transaction: what is new is taken in, whole traces become rows, joins are made anew.
+
+Nothing here begins or ends a transaction; whatever fails undoes all of it together with the memory it changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import polars as pl
+
+from phasewise.collector.completion import NEAR_NS, Identifiers
+from phasewise.collector.device_table import add_devices, error_marks
+from phasewise.collector.exposition import Exposition, samples_of_points
+from phasewise.collector.frames import SeenSettings, devices_frame, frame_of, samples_frame
+from phasewise.collector.identity import identities
+from phasewise.collector.journal import Entry
+from phasewise.collector.normalize import startup_events
+from phasewise.collector.recordings import note_recordings
+from phasewise.collector.records import Annotation
+from phasewise.collector.request_table import changes_of, delete_rows, replace_turns
+from phasewise.collector.sample_table import add_samples, deviations, mark_joined
+from phasewise.collector.steps import steps_of
+from phasewise.collector.store import Transaction
+from phasewise.collector.watermarks import FUTURE_NS
+from phasewise.collector.writer_memory import Memory, Surroundings
+
+REJOIN_NS = 5 * 10**9
+REJOINED_NS = 6 * 3600 * 10**9  # a join that came late is of use for the last hours
+SAMPLE_GAP_NS = 30 * 10**9
+
+
+class RowWriter:
+    """The tables of one transaction, and the memory that goes with them."""
+
+    def __init__(
+        self, around: Surroundings, identifiers: Identifiers, memory: Memory, transaction: Transaction
+    ) -> None:
+        self._profiles = around.profiles
+        self._clock = around.clock
+        self._identifiers = identifiers
+        self._memory = memory
+        self._transaction = transaction
+
+    def take(self, entries: Sequence[Entry]) -> int:
+        """Spans and metric points of journal entries into memory; the newest time of receipt among them."""
+        spans = []
+        for entry in entries:
+            number = self._memory.assembly.next_entry(self._memory.position)
+            self._memory.position = entry.position
+            frame = frame_of(entry.rows)
+            if entry.kind == "spans":
+                spans.append(frame.with_columns(pl.lit(number, dtype=pl.Int64).alias("entry")))
+            else:
+                self._take_points(frame)
+        if not spans:
+            return 0
+        received = pl.concat(spans)
+        self.take_spans(received)
+        newest = received["received_unix_ns"].max()
+        return int(newest) if isinstance(newest, int) else 0
+
+    def take_spans(self, received: pl.DataFrame) -> None:
+        new, named = self._memory.assembly.take(self._transaction, received)
+        note_recordings(self._transaction, new)
+        self._memory.places.see_resources(self._transaction, new["resource"])
+        if not named.is_empty():
+            self._write_steps(named.filter(pl.col("role") == "steps"))
+            self.write_events(startup_events(named))
+
+    def settle(self, due: pl.DataFrame, now: int, ended: bool = False) -> int:
+        """Rows out of whole traces, written and marked for attribution; how many are new or changed."""
+        if due.is_empty():
+            return 0
+        memory = self._memory
+        made = memory.assembly.rows_of(due)
+        branched = due.filter(pl.col("parent_span_id").is_not_null()).select("trace_id").unique()
+        if not branched.is_empty():
+            replace_turns(self._transaction, branched, made.turns)
+        changes = changes_of(self._transaction, self._identifiers, made.requests, made.supplements, made.superseded)
+        if changes.gone:
+            self._delete(changes.gone, due)
+        past = changes.rows.filter(pl.col("finished_unix_ns") <= now + FUTURE_NS)
+        memory.registry.see_requests(past)
+        for instance, settings in made.settings:
+            memory.registry.see_settings(instance, settings, "resource")
+        memory.watermarks.see(past, now, ended)
+        memory.refresher.take(self._transaction, changes.rows, changes.stored, now)
+        memory.counters.add("requests", changes.rows["revision"].null_count())
+        return changes.rows.height
+
+    def write_events(self, marks: list[Annotation]) -> None:
+        """Marks on the time axis, each once."""
+        if not marks:
+            return
+        frame = pl.DataFrame(
+            [(m.unix_ns, m.kind, m.text, m.source) for m in marks],
+            schema={"unix_ns": pl.Int64, "kind": pl.String, "text": pl.String, "source": pl.String},
+            orient="row",
+        )
+        self._transaction.run(
+            "INSERT INTO annotations BY NAME SELECT DISTINCT * FROM marks m WHERE NOT EXISTS (SELECT 1 FROM annotations a "
+            "WHERE a.unix_ns = m.unix_ns AND a.kind = m.kind AND a.text = m.text)",
+            marks=frame,
+        )
+
+    def write_samples(self, samples: pl.DataFrame, settings: list[SeenSettings]) -> int:
+        """Samples that are not there yet, and the settings that came with them; how many are new."""
+        parted = self.apart(samples)
+        names = dict(zip(samples.select("instance", "unix_ns").iter_rows(), parted["instance"], strict=True))
+        new = add_samples(self._transaction, parted)
+        self.write_events(self._memory.restarts.marks(self._transaction, new))
+        if new.is_empty() and not settings:
+            return 0
+        past = new.filter(pl.col("unix_ns") <= self._clock() + FUTURE_NS)
+        self._memory.counters.add("future_samples", new.height - past.height)
+        self._memory.registry.see_samples(past)
+        for instance, unix_ns, values in settings:
+            self._memory.registry.see_scraped_settings(names.get((instance, unix_ns), instance), unix_ns, values)
+        self._memory.counters.add("samples", new.height)
+        for (name,), own in past.group_by("instance"):
+            self.touch_sampled(str(name), own)
+        return new.height
+
+    def apart(self, samples: pl.DataFrame) -> pl.DataFrame:
+        """Samples of a balanced address, by the process that answered."""
+        return self._memory.registry.apart(self._transaction, samples)
+
+    def write_devices(self, found: Iterable[Exposition]) -> int:
+        """Readings of devices, and where the targets stand that told them; how many readings are new."""
+        own = list(found)
+        for one in own:
+            if not one.samples.is_empty():
+                self._memory.places.see_labels(self._transaction, str(one.samples["instance"][0]), one.labels)
+        new = add_devices(self._transaction, devices_frame(own))
+        self._memory.counters.add("device_readings", new.height)
+        self.write_events(error_marks(self._transaction, new))
+        return new.height
+
+    def touch_sampled(self, name: str, samples: pl.DataFrame) -> None:
+        """Rows of the time these samples tell of: since the sample before them, a scrape interval or two."""
+        first, last = samples["unix_ns"].min(), samples["unix_ns"].max()
+        assert isinstance(first, int) and isinstance(last, int)
+        for instance in self._memory.registry.spans_of(name, first - SAMPLE_GAP_NS, last):
+            self._memory.refresher.touch(instance, first - SAMPLE_GAP_NS, last)
+
+    def rejoin(self, now: int, force: bool = False) -> None:
+        """Join spans and scrapes anew where instances came, or after a while; rows of new joins are attributed anew."""
+        memory = self._memory
+        if not (force or memory.registry.has_new or now - memory.rejoined_ns > REJOIN_NS):
+            return
+        memory.rejoined_ns = now
+        changed = memory.registry.join(self._profiles.family, deviations(self._transaction))
+        for instance in changed:
+            self.touch_recent(instance)
+        mark_joined(self._transaction, memory.registry.unnamed(self._profiles.family))
+
+    def touch_recent(self, instance: str) -> None:
+        """What is known of an engine only now is of use for its last hours."""
+        low, high = self._memory.registry.sampled_range(instance)
+        self._memory.refresher.touch(instance, max(low, high - REJOINED_NS), high)
+
+    def _delete(self, keys: list[str], spans: pl.DataFrame) -> None:
+        low, high = spans["start_unix_ns"].min(), spans["end_unix_ns"].max()
+        assert isinstance(low, int) and isinstance(high, int)
+        gone = pl.DataFrame({"request_key": keys}, schema={"request_key": pl.String})
+        delete_rows(self._transaction, gone, low - NEAR_NS, high + NEAR_NS)
+
+    def _take_points(self, points: pl.DataFrame) -> None:
+        names = dict(identities(points["resource"]).select("resource", "instance").iter_rows())
+        found, strange = samples_of_points(points, names, self._profiles)
+        self._memory.counters.add("metric_points", points.height)
+        self._memory.counters.add("unmapped_metric_points", strange)
+        self.write_samples(*samples_frame(found))
+        self.write_devices(found)
+
+    def _write_steps(self, spans: pl.DataFrame) -> None:
+        steps, broken = steps_of(spans)
+        self._memory.counters.add("broken_step_spans", broken)
+        self._memory.counters.add("steps", steps.height)
+        self._transaction.insert("engine_steps", steps)

@@ -1,0 +1,86 @@
+"""What the writer knows between two passes: read from what is committed, and committed with the rows it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from phasewise.collector.archive import SpanArchive
+from phasewise.collector.assembly import Assembly
+from phasewise.collector.context import Attribute
+from phasewise.collector.counters import Counters
+from phasewise.collector.journal import JournalReader, Position
+from phasewise.collector.places import Places
+from phasewise.collector.profiles import Profiles
+from phasewise.collector.refresher import Refresher
+from phasewise.collector.registry import Registry
+from phasewise.collector.restarts import Restarts
+from phasewise.collector.rollups import POSITION, DirtyRollups
+from phasewise.collector.store import Store, Transaction
+from phasewise.collector.watermarks import FUTURE_NS, MINUTE_NS, Watermarks
+
+_LAST_HOUR = """
+SELECT instance, max(finished_unix_ns) AS finished_unix_ns, max(e2e_s) AS e2e_s FROM requests
+WHERE finished_unix_ns <= ? AND finished_unix_ns > (SELECT max(finished_unix_ns) FROM requests WHERE finished_unix_ns <= ?) - ?
+GROUP BY instance, finished_unix_ns // ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the writer is given and never changes. clock: Unix nanoseconds; stated: settings that the operator states."""
+
+    store: Store
+    reader: JournalReader
+    archive: SpanArchive
+    profiles: Profiles
+    attribute: Attribute
+    stated: Mapping[str, object]
+    clock: Callable[[], int]
+
+
+@dataclass(slots=True)
+class Memory:
+    """position: up to which the journal has been read."""
+
+    position: Position | None
+    counters: Counters
+    registry: Registry
+    watermarks: Watermarks
+    dirty: DirtyRollups
+    refresher: Refresher
+    assembly: Assembly
+    restarts: Restarts = field(default_factory=Restarts)
+    places: Places = field(default_factory=Places)
+    rejoined_ns: int = 0
+
+    def store(self, transaction: Transaction) -> None:
+        """Positions, counters, instances and what is dirty go with the rows they belong to."""
+        self.registry.store(transaction)
+        self.counters.store(transaction)
+        self.dirty.store(transaction)
+        if self.position is None:
+            return
+        start = self.assembly.open_from(self.position)
+        transaction.execute("DELETE FROM positions WHERE name IN ('journal', 'open_from')")
+        transaction.execute("INSERT INTO positions VALUES ('journal', ?)", [str(self.position)])
+        transaction.execute("INSERT INTO positions VALUES ('open_from', ?)", [str(start)])
+
+
+def recalled(around: Surroundings) -> Memory:
+    """Memory of what is committed; spans that had not settled are read from the journal again."""
+    store, now = around.store, around.clock()
+    positions = {r["name"]: str(r["position"]) for r in store.query("SELECT * FROM positions").iter_rows(named=True)}
+    position = Position.parse(positions["journal"]) if "journal" in positions else None
+    counters = Counters(store.query("SELECT * FROM counters"))
+    registry = Registry(store.query("SELECT * FROM instances"), around.stated)
+    watermarks = Watermarks()
+    past = now + FUTURE_NS
+    watermarks.see(store.query(_LAST_HOUR, [past, past, 3600 * 10**9, MINUTE_NS]), now)
+    dirty = DirtyRollups(positions.get(POSITION))
+    refresher = Refresher(around.attribute, registry, watermarks, counters, dirty)
+    refresher.recall(store)
+    assembly = Assembly(around.profiles, around.archive, counters, around.clock)
+    if "open_from" in positions and position is not None:
+        assembly.reload(around.reader, Position.parse(positions["open_from"]), position)
+    return Memory(position, counters, registry, watermarks, dirty, refresher, assembly)
