@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs lock clean
+.PHONY: help demo test bench-ingest lint docs lock clean
 
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
@@ -26,7 +26,7 @@ $(PIP) $(3) 2>&1 | tee .venv/$(1) \
 endef
 
 help:
-	@sed -n '1s/^# //p' Makefile | tr -s ' ' && echo "make lint | docs | lock | clean; options: SLOW=1, WHEEL=1, ENGINE=torch|simulated|none (demo), PYTHON=..., ARGS=... (to pytest or demo)"
+	@sed -n '1s/^# //p' Makefile | tr -s ' ' && echo "make bench-ingest | lint | docs | lock | clean; options: SLOW=1, WHEEL=1, ENGINE=torch|simulated|none (demo), PYTHON=..., ARGS=... (to pytest, demo or bench-ingest)"
 
 $(STAMP): requirements.lock pyproject.toml $(SOURCES)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name one with: make PYTHON=/path/to/python" >&2; exit 4; }
@@ -58,6 +58,9 @@ lint: $(STAMP) $(ENGINE_STAMP)
 
 test: lint
 	$(BIN)/pytest -m "$(MARKS)" $(ARGS)
+
+bench-ingest: $(STAMP)
+	@$(BIN)/python tests/benchmarks/ingest.py $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py

@@ -188,7 +188,7 @@ class Intake:
             rows, redacted = redact_spans(scanned.rows, self._policy)
         elif body.signal == "traces":
             scanned = self._scan(data, received_unix_ns)
-            rows, redacted = redact_spans(scanned.rows, self._policy)
+            rows, redacted = redact_spans(scanned.rows, self._policy, scanned.names)
         else:
             kind, noun = "metrics", "points"
             scanned = scan_metrics(data, received_unix_ns)

@@ -14,7 +14,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from phasewise.collector.segment import CODES, Gap, Kind, Position, framed, frames, segment_numbers, segment_path
+from phasewise.collector.segment import CODES, Gap, Kind, Position, frames, header, segment_numbers, segment_path
 from phasewise.rules.errors import MachineError
 
 SEGMENT_BYTES = 64 << 20
@@ -86,20 +86,21 @@ class JournalWriter:
     def append(self, kind: Kind, rows: pa.Table) -> Position:
         """Write rows; they are not durable before the next `sync` returns. Raises JournalFull, JournalFailed."""
         payload = _serialized(rows)
-        data = framed(CODES[kind], rows.num_rows, payload)
-        self._rotate_if_due(len(data))
+        head = header(CODES[kind], rows.num_rows, payload)
+        size = len(head) + payload.size
+        self._rotate_if_due(size)
         with self._state:
-            self._refuse_if_full(len(data))
+            self._refuse_if_full(size)
             try:
-                _write_all(self._descriptor, data)
+                _write_all(self._descriptor, head, payload)
             except OSError as error:
                 self._forget_partial_write()
                 raise _refusal(self._directory, error) from error
             if getattr(self._own, "begin", None) is None:
                 self._own.begin = self._appended
-            self._offset += len(data)
-            self._appended += len(data)
-            self._usage_bytes += len(data)
+            self._offset += size
+            self._appended += size
+            self._usage_bytes += size
             return Position(self._segment, self._offset)
 
     def sync(self) -> None:
@@ -236,12 +237,11 @@ def _new_segment(directory: Path, number: int) -> int:
     return descriptor
 
 
-def _serialized(rows: pa.Table) -> bytes:
+def _serialized(rows: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_WRITE) as stream:
         stream.write_table(rows)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return sink.getvalue()
 
 
 def _cut_torn_tail(directory: Path) -> int:
@@ -282,10 +282,14 @@ def _refusal(directory: Path, error: OSError) -> JournalFull | JournalFailed:
     return JournalFailed(f"{directory}: cannot write the journal: {error.strerror or error}")
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _write_all(descriptor: int, head: bytes, payload: pa.Buffer) -> None:
+    parts = [memoryview(head), memoryview(payload)]
+    while parts:
+        written = os.writev(descriptor, parts)
+        while parts and written >= len(parts[0]):
+            written -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][written:]
 
 
 def _sync_directory(directory: Path) -> None:

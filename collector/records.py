@@ -371,10 +371,12 @@ class Scanned:
     """What one OTLP request held: rows, and what was refused or changed on the way.
 
     rejected: reason -> count of items not kept; warned: reason -> count of items kept but changed;
-    first_error: English text naming the first refused item.
+    first_error: English text naming the first refused item; names: every attribute key and event name in the rows, at any depth,
+    and maybe others; None where the scanner did not look.
     """
 
     rows: pa.Table
     rejected: dict[str, int] = field(default_factory=dict)
     warned: dict[str, int] = field(default_factory=dict)
     first_error: str = ""
+    names: frozenset[str] | None = None

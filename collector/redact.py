@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -121,6 +121,23 @@ class RedactionPolicy:
         keys = "|".join(re.escape(name) for name in names)
         return rf'(?i)"[^"]*(?:{words})[^"]*":|"(?:{keys})[".]'
 
+    @cached_property
+    def _passing(self) -> set[str]:
+        return set()
+
+    def passes(self, names: Iterable[str]) -> bool:
+        """Whether nothing has to be removed from attributes and events that bear only these names, whatever their values are."""
+        passing = self._passing
+        for name in names:
+            if name in passing:
+                continue
+            lowered = name.lower()
+            if self.reason(name) is not None or lowered in self.url_keys or lowered in self.message_events:
+                return False
+            if len(passing) < _PASSING:
+                passing.add(name)
+        return True
+
     def reason(self, key: str) -> str | None:
         """Why a value under this key must go: content, credential; None where it may stay."""
         lowered = key.lower()
@@ -135,12 +152,21 @@ class RedactionPolicy:
         return None
 
 
+_PASSING = 4096  # names known to pass that are remembered, each of up to limits.key_bytes
+
 DEFAULT_POLICY = RedactionPolicy()
 
 
-def redact_spans(rows: pa.Table, policy: RedactionPolicy = DEFAULT_POLICY) -> tuple[pa.Table, dict[str, int]]:
-    """The rows with content and credentials replaced by their length; counts of values: content, credential, url_query."""
+def redact_spans(
+    rows: pa.Table, policy: RedactionPolicy = DEFAULT_POLICY, names: frozenset[str] | None = None
+) -> tuple[pa.Table, dict[str, int]]:
+    """The rows with content and credentials replaced by their length; counts of values: content, credential, url_query.
+
+    names: all attribute keys and event names in the rows, where they are known: mostly they alone tell that nothing goes.
+    """
     counts: dict[str, int] = {}
+    if names is not None and policy.passes(names):
+        return rows, counts
     for column, redact in (
         ("attributes", _object_text),
         ("resource", _sorted_object_text),
@@ -166,6 +192,8 @@ def _redacted_column(
     rows: pa.Table, name: str, redact: _Redact, policy: RedactionPolicy, counts: dict[str, int]
 ) -> pa.Table:
     column = rows[name]
+    if column.null_count == len(column):
+        return rows
     suspicious = pc.match_substring_regex(column, policy.suspects)
     if not pc.any(suspicious).as_py():
         return rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pyarrow as pa
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -24,6 +25,7 @@ _BATCH_ROWS = 4096  # rows held as Python objects before they become columns
 _MAX_UNIX_NS = (1 << 63) - 1
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 _REPLACED = "\ufffd"
+_REMEMBERED, _REMEMBERED_BYTES = 256, 8192  # pairs of resource and scope, and the longest that is remembered
 
 
 def scan_traces(body: bytes, received_unix_ns: int) -> Scanned:
@@ -65,6 +67,7 @@ class Shared:
     scope_name: str | None
     scope_version: str | None
     flags: list[str]
+    names: frozenset[str]  # of the resource's attributes, at any depth
 
 
 class SpanReader:
@@ -76,14 +79,14 @@ class SpanReader:
         self._warned: dict[str, int] = {}
         self._rejected: dict[str, int] = {}
         self._first_error = ""
+        self._names: set[str] = set()
 
     def shared(self, resource: bytes, scope: bytes) -> Shared:
         """Raises Malformed."""
-        notes = self._notes
-        text, flags = _resource_json(resource, notes)
-        found = decoded(InstrumentationScope, scope) or InstrumentationScope()
-        name, version = cut_text(found.name, notes) or None, cut_text(found.version, notes) or None
-        return Shared(text, name, version, list(dict.fromkeys([*flags, *notes.take()])))
+        small = len(resource) + len(scope) <= _REMEMBERED_BYTES
+        shared = _remembered(resource, scope) if small else _shared(resource, scope)
+        self._names |= shared.names
+        return shared
 
     def row(self, data: bytes, shared: Shared, number: int) -> tuple[object, ...] | None:
         """Columns of SPAN_SCHEMA of the span with this number (from 1) in the request, None where it is refused."""
@@ -105,11 +108,13 @@ class SpanReader:
         for flag in flags:
             self._warned[flag] = self._warned.get(flag, 0) + spans
 
-    def scanned(self, rows: pa.Table) -> Scanned:
-        """The result, once everything was read. Raises Malformed where not one span could be decoded."""
+    def scanned(self, rows: pa.Table, names: set[str] | None = None) -> Scanned:
+        """The result, once everything was read; names: those in the spans, where they are known. Raises Malformed where not one
+        span could be decoded."""
         if not rows.num_rows and set(self._rejected) == {"undecodable"}:
             raise Malformed("none of its spans can be decoded")
-        return Scanned(rows, self._rejected, self._warned, self._first_error)
+        every = None if names is None else frozenset(names | self._names)
+        return Scanned(rows, self._rejected, self._warned, self._first_error, every)
 
 
 def flags_json(flags: list[str]) -> str | None:
@@ -123,15 +128,34 @@ def columns(rows: list[tuple[object, ...]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SPAN_SCHEMA)
 
 
-def _resource_json(data: bytes, notes: Notes) -> tuple[str, list[str]]:
-    """Sorted JSON of a resource's attributes, and the flags it gives to each span under it."""
-    resource = decoded(Resource, data)
-    if resource is None:
+def _shared(resource: bytes, scope: bytes) -> Shared:
+    """Raises Malformed."""
+    notes = Notes()
+    decoded_resource = decoded(Resource, resource)
+    if decoded_resource is None:
         raise Malformed("one of its resources cannot be decoded")
-    text = to_sorted_json(read_attributes(resource.attributes, notes, SPAN_LIMITS.resource_attributes))
+    attributes = read_attributes(decoded_resource.attributes, notes, SPAN_LIMITS.resource_attributes)
+    text = to_sorted_json(attributes)
     if _REPLACED in text:
         notes.add("sanitised")
-    return text, notes.take()
+    flags = notes.take()
+    found = decoded(InstrumentationScope, scope) or InstrumentationScope()
+    name, version = cut_text(found.name, notes) or None, cut_text(found.version, notes) or None
+    return Shared(text, name, version, list(dict.fromkeys([*flags, *notes.take()])), frozenset(_keys(attributes)))
+
+
+# A sender's resource and scope come with each of its requests.
+_remembered = lru_cache(_REMEMBERED)(_shared)
+
+
+def _keys(value: Value) -> Iterator[str]:
+    """The keys of maps, at any depth."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _keys(item)
 
 
 def _fault(span: Span) -> tuple[str, str]:

@@ -7,7 +7,8 @@ numba; `scanners.py` decides when.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from phasewise.collector.scan_kernel import Columns, scan_spans, workspace
 from phasewise.collector.scan_walk import RESOURCE, SCOPE, SCOPE_SPANS, walk
 
 _CHUNK_SPANS = 4096  # read into one set of buffers
+_KEPT_BYTES = 4 << 20  # of spans on the wire, from which on a thread does not keep the buffers it read them into
 _MOST_PARTS = 250_001
 _ROOM_BYTES = 1 << 14  # on top of what a chunk's own bytes give: six times the longest text is looked for ahead
 _JSON_FACTOR = 3  # JSON text over its bytes on the wire, unless it is full of control characters: such spans are odd
@@ -29,21 +31,29 @@ _MAX_UNIX_NS = (1 << 63) - 1
 def scan_traces(body: bytes, received_unix_ns: int) -> Scanned:
     """As `scan.scan_traces`, to the byte."""
     data = np.frombuffer(body, np.uint8)
-    room = min(len(body) // 2 + 1, _MOST_PARTS)
-    items, owners = np.empty((room, 2), np.int64), np.empty(room, np.int64)
-    pieces = np.empty((room, 4), np.int64)
+    items, owners, pieces = _room.items, _room.owners, _room.pieces
     spans, found, scopes = walk(data, items, owners, pieces)
     if spans < 0:
         return scan.scan_traces(body, received_unix_ns)
     reader = scan.SpanReader(received_unix_ns)
     shared = _shared(body, pieces[:found], scopes, reader)
-    tables = [
+    chunks = [
         _chunk(
             body, data, items, owners[first : min(first + _CHUNK_SPANS, spans)], first, shared, reader, received_unix_ns
         )
         for first in range(0, spans, _CHUNK_SPANS)
     ]
-    return reader.scanned(pa.concat_tables(tables) if tables else SPAN_SCHEMA.empty_table())
+    rows = pa.concat_tables([table for table, _ in chunks]) if chunks else SPAN_SCHEMA.empty_table()
+    return reader.scanned(rows, _all_names(names for _, names in chunks))
+
+
+def _all_names(chunks: Iterable[set[str] | None]) -> set[str] | None:
+    found: set[str] = set()
+    for names in chunks:
+        if names is None:
+            return None
+        found |= names
+    return found
 
 
 def _shared(body: bytes, pieces: NDArray[np.int64], scopes: int, reader: scan.SpanReader) -> list[scan.Shared]:
@@ -77,32 +87,65 @@ def _chunk(
     shared: list[scan.Shared],
     reader: scan.SpanReader,
     received_unix_ns: int,
-) -> pa.Table:
+) -> tuple[pa.Table, set[str] | None]:
+    """The rows, and the names in them where the compiled code saw them all."""
     last = first + len(owners)
     size = int((items[first:last, 1] - items[first:last, 0]).sum())
-    found = _columns(len(owners), size)
+    found = _room.columns(len(owners), size)
     future_unix_ns = min(received_unix_ns + int(SPAN_LIMITS.future_s) * 10**9, _MAX_UNIX_NS)
     rows, odd = scan_spans(data, items, first, last, future_unix_ns, found)
     ordinary = found.ordinary[:rows]
     table = _table(found, rows, _scopes(owners[ordinary - first], shared, reader), received_unix_ns)
     if not odd:
-        return table
+        return table, _names(body, found)
     numbers = found.odd[:odd].tolist()
     read = [(n, reader.row(body[items[n, 0] : items[n, 1]], shared[owners[n - first]], n + 1)) for n in numbers]
     kept = [(n, row) for n, row in read if row is not None]
     if not kept:
-        return table
+        return table, None
     both = pa.concat_tables([table, pa.Table.from_batches([scan.columns([row for _, row in kept])])])
     order = np.argsort(np.concatenate([ordinary, np.array([n for n, _ in kept], np.int64)]))
-    return both.take(pa.array(order))
+    return both.take(pa.array(order)), None
+
+
+def _names(body: bytes, found: Columns) -> set[str] | None:
+    count, places = int(found.names.found[0]), found.names.places
+    if count > len(places):
+        return None
+    return {body[start:stop].decode() for start, stop in places[:count].tolist()}
+
+
+class _Room(threading.local):
+    """What a thread fills again and again, since fresh pages cost more than what is written into them. Rows are copied out."""
+
+    def __init__(self) -> None:
+        self.items = np.empty((_MOST_PARTS, 2), np.int64)
+        self.owners = np.empty(_MOST_PARTS, np.int64)
+        self.pieces = np.empty((_MOST_PARTS, 4), np.int64)
+        self._columns: Columns | None = None
+        self._size_bytes = 0
+
+    def columns(self, spans: int, size_bytes: int) -> Columns:
+        """Empty columns with room for so many spans, which have so many bytes on the wire."""
+        if size_bytes > _KEPT_BYTES:
+            return _columns(spans, size_bytes)
+        if self._columns is None or self._size_bytes < size_bytes:
+            self._size_bytes = min(_KEPT_BYTES, 2 * size_bytes)
+            self._columns = _columns(_CHUNK_SPANS, self._size_bytes)
+        else:
+            self._columns.names.found[0] = 0
+            self._columns.names.slots.fill(0)
+        return self._columns
+
+
+_room = _Room()
 
 
 def _columns(spans: int, size: int) -> Columns:
     json_bytes = _JSON_FACTOR * size + _ROOM_BYTES
 
     def text(room_bytes: int) -> NDArray[np.uint8]:
-        # Arrow's own pool keeps its pages; numpy would ask the kernel for fresh ones each time.
-        return np.frombuffer(pa.allocate_buffer(room_bytes), np.uint8)
+        return np.empty(room_bytes, np.uint8)
 
     def ends() -> NDArray[np.int32]:
         return np.zeros(spans + 1, np.int32)
@@ -158,10 +201,7 @@ def _table(found: Columns, rows: int, scopes: Iterator[pa.Array], received_unix_
         _texts(found.span_id, np.arange(rows + 1, dtype=np.int32) * 16),
         _present_texts(found.parent, found.parent_ends[: rows + 1]),
         _texts(found.name, found.name_ends[: rows + 1]),
-        pa.array(numbers[0, :rows]),
-        pa.array(numbers[1, :rows]),
-        pa.array(numbers[2, :rows]),
-        pa.array(numbers[3, :rows]),
+        *(pa.array(numbers[i, :rows].copy()) for i in range(4)),
         _present_texts(found.message, found.message_ends[: rows + 1]),
         scope_name,
         scope_version,
@@ -169,7 +209,7 @@ def _table(found: Columns, rows: int, scopes: Iterator[pa.Array], received_unix_
         _texts(found.attributes, found.attributes_ends[: rows + 1]),
         _present_texts(found.events, found.events_ends[: rows + 1]),
         _present_texts(found.links, found.links_ends[: rows + 1]),
-        pa.array(numbers[4, :rows]),
+        pa.array(numbers[4, :rows].copy()),
         flags,
         pa.array(np.full(rows, received_unix_ns, np.int64)),
     ]
@@ -179,8 +219,10 @@ def _table(found: Columns, rows: int, scopes: Iterator[pa.Array], received_unix_
 def _texts(
     data: NDArray[np.uint8], ends: NDArray[np.int32], valid: pa.Buffer | None = None, nulls: int = 0
 ) -> pa.Array:
-    whole = pa.py_buffer(data).slice(0, int(ends[-1]))
-    return pa.Array.from_buffers(pa.string(), len(ends) - 1, [valid, pa.py_buffer(ends), whole], nulls)
+    whole = pa.allocate_buffer(int(ends[-1]))
+    np.copyto(np.frombuffer(whole, np.uint8), data[: int(ends[-1])])
+    buffers = [valid, pa.py_buffer(ends.copy()), whole]
+    return pa.Array.from_buffers(pa.string(), len(ends) - 1, buffers, nulls)
 
 
 def _present_texts(data: NDArray[np.uint8], ends: NDArray[np.int32]) -> pa.Array:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from phasewise.collector.scan_numbers import compiled, inlined, load_word
 
 _U0, _U1, _U7, _U127 = np.uint64(0), np.uint64(1), np.uint64(7), np.uint64(127)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
+_NAMES = 256  # different attribute keys and event names noted in one chunk; what engines send has dozens
+_SLOT_MASK = np.uint64(4 * _NAMES - 1)
 
 
 @compiled
@@ -124,3 +129,34 @@ def text_hash(data, start, stop):
         mixed ^= mixed >> _SHIFT
         start += 1
     return mixed
+
+
+class Names(NamedTuple):
+    """Room for the different names in a chunk."""
+
+    places: NDArray[np.int64]  # start and stop of each
+    slots: NDArray[np.int64]  # hash table: number of a name, from 1
+    found: NDArray[np.int64]  # how many; one more than there is room for: too many
+
+
+def no_names():
+    """Empty, for `note_name` to fill."""
+    return Names(np.empty((_NAMES, 2), np.int64), np.zeros(4 * _NAMES, np.int64), np.zeros(1, np.int64))
+
+
+@compiled
+def note_name(data, start, stop, mixed, names):
+    """Note a name, once; mixed: its `text_hash`."""
+    count = names.found[0]
+    if count > _NAMES:
+        return
+    slot = np.int64(mixed & _SLOT_MASK)
+    while names.slots[slot]:
+        known = names.slots[slot] - 1
+        if same_bytes(data, names.places[known, 0], names.places[known, 1], start, stop):
+            return
+        slot = (slot + 1) & (4 * _NAMES - 1)
+    names.found[0] = count + 1
+    if count < _NAMES:
+        names.places[count, 0], names.places[count, 1] = start, stop
+        names.slots[slot] = count + 1

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasewise.collector.limits import SPAN_LIMITS
-from phasewise.collector.scan_fields import field, pair, same_bytes, text_hash
+from phasewise.collector.scan_fields import Names, field, no_names, note_name, pair, same_bytes, text_hash
 from phasewise.collector.scan_numbers import compiled, entry, load_word, put_unsigned, store_word
 from phasewise.collector.scan_text import (
     DEPTH,
@@ -61,18 +61,20 @@ class Columns(NamedTuple):
     hashes: NDArray[np.uint64]
     stack: NDArray[np.int64]
     scratch: NDArray[np.uint8]
+    names: Names  # of attributes at any depth, and of events
 
 
 def workspace() -> tuple[
-    NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]
+    NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8], Names
 ]:
-    """The last five of the columns: compiled code here allocates nothing, which lets numba count no references."""
+    """The last six of the columns: compiled code here allocates nothing, which lets numba count no references."""
     return (
         np.empty((2, _ATTRIBUTES, 4), np.int64),
         np.empty((_ATTRIBUTES, 2), np.int64),
         np.empty(_ATTRIBUTES, np.uint64),
         np.empty((DEPTH, 5), np.int64),
         np.empty(_SCRATCH_BYTES, np.uint8),
+        no_names(),
     )
 
 
@@ -85,7 +87,7 @@ def _is_repeated(data, keys, count, key, key_stop):
 
 
 @compiled
-def _put_attributes(out, at, data, start, stop, wanted, keys, stack):
+def _put_attributes(out, at, data, start, stop, wanted, keys, stack, names):
     """Members of a JSON object from the repeated KeyValue field with this tag; -1 refuses."""
     count = 0
     while start < stop:
@@ -98,6 +100,7 @@ def _put_attributes(out, at, data, start, stop, wanted, keys, stack):
             return -1
         if _is_repeated(data, keys, count, key, key_stop):
             return -1
+        note_name(data, key, key_stop, text_hash(data, key, key_stop), names)
         keys[count, 0], keys[count, 1] = key, key_stop
         if count:
             out[at] = 44
@@ -106,7 +109,7 @@ def _put_attributes(out, at, data, start, stop, wanted, keys, stack):
         if at < 0:
             return -1
         out[at] = 58
-        at = put_attribute_value(out, at + 1, data, value, value_stop, key, key_stop, stack)
+        at = put_attribute_value(out, at + 1, data, value, value_stop, key, key_stop, stack, names)
         if at < 0 or at + SLACK_BYTES > out.size:
             return -1
         count += 1
@@ -114,7 +117,7 @@ def _put_attributes(out, at, data, start, stop, wanted, keys, stack):
 
 
 @compiled
-def _put_event(out, at, data, start, stop, keys, stack):
+def _put_event(out, at, data, start, stop, keys, stack, names):
     if at + SLACK_BYTES > out.size:
         return -1
     name, name_stop, unix_ns = start, start, _U0
@@ -137,6 +140,7 @@ def _put_event(out, at, data, start, stop, keys, stack):
             return -1
     if unix_ns > _MAX_UNIX_NS:
         return -1
+    note_name(data, name, name_stop, text_hash(data, name, name_stop), names)
     at = put_word(out, at, _EVENT_NAME)
     at = put_text(out, at, data, name, name_stop)
     if at < 0:
@@ -144,7 +148,7 @@ def _put_event(out, at, data, start, stop, keys, stack):
     at = put_word(out, at, _EVENT_TIME)
     at = put_unsigned(out, at, unix_ns)
     at = put_word(out, at, _ATTRIBUTES_KEY)
-    at = _put_attributes(out, at, data, start, stop, 0x1A, keys, stack)
+    at = _put_attributes(out, at, data, start, stop, 0x1A, keys, stack, names)
     if at < 0:
         return -1
     out[at], out[at + 1] = 125, 125
@@ -152,7 +156,7 @@ def _put_event(out, at, data, start, stop, keys, stack):
 
 
 @compiled
-def _put_link(out, at, scratch, data, start, stop, keys, stack):
+def _put_link(out, at, scratch, data, start, stop, keys, stack, names):
     if at + 2 * SLACK_BYTES > out.size:
         return -1
     trace, span, seen = start, start, 0
@@ -184,7 +188,7 @@ def _put_link(out, at, scratch, data, start, stop, keys, stack):
     at = put_hex(out, at, data, span, span + 8)
     out[at] = 34
     at = put_word(out, at + 1, _ATTRIBUTES_KEY)
-    at = _put_attributes(out, at, data, start, stop, 0x22, keys, stack)
+    at = _put_attributes(out, at, data, start, stop, 0x22, keys, stack, names)
     if at < 0:
         return -1
     out[at], out[at + 1] = 125, 125
@@ -203,7 +207,7 @@ def _is_zero(data, start, stop):
 def scan_spans(data, items, first_span, last_span, future_unix_ns, c):
     """Fill the columns with the ordinary ones of these spans; returns how many there are, and how many odd ones."""
     rows, odd = 0, 0
-    keys, inner_keys, hashes, stack, scratch = c.keys, c.inner_keys, c.hashes, c.stack, c.scratch
+    keys, inner_keys, hashes, stack, scratch, names = c.keys, c.inner_keys, c.hashes, c.stack, c.scratch, c.names
     previous = 0
     now = 0
     for number in range(first_span, last_span):
@@ -258,6 +262,7 @@ def scan_spans(data, items, first_span, last_span, future_unix_ns, c):
                             good = False
                     if not good:
                         break
+                    note_name(data, key, key_stop, hashes[count], names)
                     a = put_text(c.attributes, a, data, key, key_stop)
                     if a < 0:
                         good = False
@@ -265,7 +270,7 @@ def scan_spans(data, items, first_span, last_span, future_unix_ns, c):
                     c.attributes[a] = 58
                     a += 1
                 mine[count, 3] = a - mine[count, 2]
-                a = put_attribute_value(c.attributes, a, data, value, value_stop, key, key_stop, stack)
+                a = put_attribute_value(c.attributes, a, data, value, value_stop, key, key_stop, stack, names)
                 if a < 0 or a + SLACK_BYTES > c.attributes.size:
                     good = False
                     break
@@ -295,14 +300,14 @@ def scan_spans(data, items, first_span, last_span, future_unix_ns, c):
                 good = events < _EVENTS and e + SLACK_BYTES <= c.events.size
                 if good:
                     c.events[e] = 44 if events else 91
-                    e = _put_event(c.events, e + 1, data, first, last, inner_keys, stack)
+                    e = _put_event(c.events, e + 1, data, first, last, inner_keys, stack, names)
                     events += 1
                     good = e >= 0
             elif tag == 0x6A:
                 good = links < _LINKS and li + SLACK_BYTES <= c.links.size
                 if good:
                     c.links[li] = 44 if links else 91
-                    li = _put_link(c.links, li + 1, scratch, data, first, last, inner_keys, stack)
+                    li = _put_link(c.links, li + 1, scratch, data, first, last, inner_keys, stack, names)
                     links += 1
                     good = li >= 0
             elif tag == 0x7A:

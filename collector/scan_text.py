@@ -1,5 +1,6 @@
 """Text and values of OTLP bytes to JSON, compiled. Each function refuses by -1 what it does not know to write exactly
 as the plain scanner does: damaged or replaced text, what a limit would cut, repeated fields. The plain scanner then does it.
+Keys of maps are noted in `names` as they are written.
 
 `out` always has room for what was checked before writing: six times a text and NUMBER_BYTES on top.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from phasewise.collector.limits import SPAN_LIMITS
-from phasewise.collector.scan_fields import field, pair, same_bytes
+from phasewise.collector.scan_fields import field, note_name, pair, same_bytes, text_hash
 from phasewise.collector.scan_numbers import (
     NUMBER_BYTES,
     compiled,
@@ -214,17 +215,17 @@ def _put_single(out, at, data, tag, first, last, bits):
 
 
 @inlined
-def put_value(out, at, data, start, stop, stack):
+def put_value(out, at, data, start, stop, stack, names):
     """An AnyValue as JSON."""
     if start < stop and at + SLACK_BYTES + NUMBER_BYTES <= out.size:
         tag, first, last, bits = field(data, start, stop)
         if last == stop and tag != LIST and tag != MAP:
             return _put_single(out, at, data, tag, first, last, bits)
-    return _put_nested(out, at, data, start, stop, stack)
+    return _put_nested(out, at, data, start, stop, stack, names)
 
 
 @compiled
-def _put_nested(out, at, data, start, stop, stack):
+def _put_nested(out, at, data, start, stop, stack, names):
     """An AnyValue as JSON; the stack is room for what is open: position, stop, begin, tag and members so far of lists and maps.
 
     Not recursive: numba's cache on disk does not carry functions that call themselves.
@@ -256,6 +257,7 @@ def _put_nested(out, at, data, start, stop, stack):
                     return -1
                 if _is_repeated(data, stack[level, 2], start, stop, key, key_stop):
                     return -1
+                note_name(data, key, key_stop, text_hash(data, key, key_stop), names)
                 at = put_text(out, at, data, key, key_stop)
                 if at < 0 or at + SLACK_BYTES + NUMBER_BYTES > out.size:
                     return -1
@@ -309,9 +311,9 @@ def _starts_with(data, start, stop, prefix):
 
 
 @inlined
-def put_attribute_value(out, at, data, start, stop, key, key_stop, stack):
+def put_attribute_value(out, at, data, start, stop, key, key_stop, stack, names):
     """As `put_value`, and within the limit of a list or map under this key."""
-    end = put_value(out, at, data, start, stop, stack)
+    end = put_value(out, at, data, start, stop, stack, names)
     if end - at > _VALUE_BYTES and (out[at] == 91 or out[at] == 123):
         limit = _VALUE_BYTES
         if _starts_with(data, key, key_stop, _OWN_PREFIX):

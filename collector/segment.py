@@ -87,10 +87,10 @@ def segment_numbers(directory: Path) -> list[int]:
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
-def framed(kind: int, rows: int, payload: bytes) -> bytes:
-    """Header and payload of one entry."""
+def header(kind: int, rows: int, payload: bytes | pa.Buffer) -> bytes:
+    """What stands before the payload of one entry."""
     fields = _FIELDS.pack(MAGIC, kind, 0, rows, len(payload), google_crc32c.value(payload))
-    return b"".join((fields, _CHECK.pack(google_crc32c.value(fields)), _PADDING, payload))
+    return b"".join((fields, _CHECK.pack(google_crc32c.value(fields)), _PADDING))
 
 
 def frames(descriptor: int, start: int) -> Iterator[Frame | Gap]:

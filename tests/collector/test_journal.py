@@ -29,7 +29,7 @@ from phasewise.collector.journal import (
     Position,
 )
 from phasewise.collector.records import METRIC_SCHEMA, SPAN_SCHEMA
-from phasewise.collector.segment import HEADER_BYTES, framed, segment_numbers, segment_path
+from phasewise.collector.segment import HEADER_BYTES, header, segment_numbers, segment_path
 from phasewise.rules.errors import InputError, MachineError
 
 
@@ -229,7 +229,9 @@ def test_entries_of_other_releases(tmp_path: Path) -> None:
     with pa.ipc.new_stream(sink, older.schema) as stream:
         stream.write_table(older)
     payload = sink.getvalue().to_pybytes()
-    segment_path(tmp_path, 1).write_bytes(framed(99, 1, b"future") + framed(1, 1, payload) + framed(1, 1, b"no arrow"))
+    segment_path(tmp_path, 1).write_bytes(
+        b"".join(header(kind, 1, data) + data for kind, data in ((99, b"future"), (1, payload), (1, b"no arrow")))
+    )
     reader = JournalReader(tmp_path)
     (entry,) = reader.read(None)
     assert entry.rows.schema.equals(SPAN_SCHEMA)
@@ -329,17 +331,17 @@ def test_a_failed_sync_is_never_taken_back_by_a_later_one(tmp_path: Path, monkey
 
 
 def test_no_space_cuts_the_partial_entry_and_asks_to_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
+    real = os.writev
 
-    def half_then_full(descriptor: int, data: memoryview) -> int:
-        if len(data) > 500:
-            return real(descriptor, data[:500])
+    def half_then_full(descriptor: int, parts: list[memoryview]) -> int:
+        if len(parts) == 2:
+            return real(descriptor, [parts[0], parts[1][: 500 - len(parts[0])]])
         raise OSError(errno.ENOSPC, "no space")
 
     with JournalWriter(tmp_path) as writer:
         writer.append("spans", span_rows("a"))
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", half_then_full)
+            patch.setattr(os, "writev", half_then_full)
             with pytest.raises(JournalFull, match="no space left"):
                 writer.append("spans", span_rows("b"))
         writer.append("spans", span_rows("c"))

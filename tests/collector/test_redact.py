@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from compiled_scanner import compiled_scan
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otlp_messages import RECEIVED_UNIX_NS, START_UNIX_NS, key_values, span_message, trace_request
 
@@ -134,3 +138,67 @@ def test_cleaning_twice_changes_nothing_more() -> None:
 def test_no_rows_are_no_problem() -> None:
     rows = scan_traces(b"", RECEIVED_UNIX_NS).rows
     assert redact_spans(rows)[0].num_rows == 0
+
+
+def by_the_plain_rule(rows: pa.Table, content: bool) -> tuple[pa.Table, dict[str, int]]:
+    """Every row looked at, whatever stands in it."""
+    policy = RedactionPolicy(content=content)
+    vars(policy)["suspects"] = "."
+    return redact_spans(rows, policy)
+
+
+NAMES = st.one_of(
+    st.sampled_from(
+        [*SENSITIVE, *MESSAGE_EVENTS, "url.full", "HTTP.URL", "role", "my.prompt", "prompt.length", "COO\u212aIE"]
+    ),
+    st.sampled_from(["gen_ai.usage.input_tokens", "gen_ai.request.id", "site.extra", "phasewise.segments"]),
+    st.text(max_size=12),
+)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-9, 9), st.floats(), st.binary(max_size=3), st.just("http://h/p?q=1")
+    )
+    | st.sampled_from([*CONTENT_KEYS[:3], "[content removed: 3 bytes]", 'say "prompt": no', "authorization"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+ATTRIBUTES = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+@settings(deadline=None)
+@given(
+    spans=st.lists(ATTRIBUTES, min_size=1, max_size=4),
+    resource=st.dictionaries(NAMES, st.sampled_from(["a", 1, {"inner.secret": "x"}]), max_size=2),
+    event=st.tuples(NAMES, ATTRIBUTES),
+    link=ATTRIBUTES,
+    content=st.booleans(),
+)
+def test_the_sieves_let_through_what_the_plain_rule_would_not_touch(
+    spans: list[dict[str, Any]], resource: dict[str, Any], event: tuple[str, Any], link: dict[str, Any], content: bool
+) -> None:
+    name, attributes = event
+    events = [Span.Event(name=name, time_unix_nano=START_UNIX_NS, attributes=key_values(attributes))]
+    links = [Span.Link(trace_id=b"\x01" * 16, span_id=b"\x02" * 8, attributes=key_values(link))]
+    messages = [span_message(found) for found in spans] + [span_message(events=events, links=links)]
+    found = compiled_scan()(trace_request(*messages, resource=resource).SerializeToString(), RECEIVED_UNIX_NS)
+    clean, counts = by_the_plain_rule(found.rows, content)
+    for names in (found.names, None):
+        fast, fast_counts = redact_spans(found.rows, RedactionPolicy(content=content), names)
+        assert fast.equals(clean)
+        assert fast_counts == counts
+
+
+def test_names_alone_tell_that_an_engines_request_needs_no_look() -> None:
+    """Else the test above would hold for a sieve that lets nothing through."""
+    span = span_message({"gen_ai.usage.input_tokens": 5, "gen_ai.request.id": "prompt", "site": {"inner": "password"}})
+    found = compiled_scan()(trace_request(span).SerializeToString(), RECEIVED_UNIX_NS)
+    assert found.names == frozenset({"gen_ai.usage.input_tokens", "gen_ai.request.id", "site", "inner", "service.name"})
+    assert DEFAULT_POLICY.passes(found.names)
+    assert redact_spans(found.rows, DEFAULT_POLICY, found.names)[0] is found.rows
+
+
+@pytest.mark.parametrize("name", [*SENSITIVE, *MESSAGE_EVENTS, "url.full", "HTTP.Target", "coo\u212aie"])
+def test_names_that_may_bear_something_do_not_pass(name: str) -> None:
+    policy = RedactionPolicy()
+    assert policy.passes({"service.name"})
+    assert not policy.passes({"service.name", name})

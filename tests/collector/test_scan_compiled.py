@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import random
 import struct
+from collections.abc import Iterator
 
 import pytest
 from compiled_scanner import compiled_scan
@@ -33,6 +36,32 @@ def outcome(scan: object, body: bytes) -> object:
 
 def assert_equal(body: bytes) -> None:
     assert outcome(compiled_scan(), body) == outcome(scan_traces, body)
+    with contextlib.suppress(InputError):
+        assert_names_are_told(compiled_scan()(body, RECEIVED_UNIX_NS))
+
+
+def assert_names_are_told(found: Scanned) -> None:
+    """All that stand in the rows, where any are told."""
+    if found.names is None:
+        return
+    for column in ("resource", "attributes", "events", "links"):
+        for text in found.rows[column].to_pylist():
+            assert found.names >= set(names_in(json.loads(text or "null")))
+
+
+def names_in(value: object) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            if isinstance(item, dict) and "unix_ns" in item and "attributes" in item:
+                yield str(item["name"])
+                yield from names_in(item["attributes"])
+            elif isinstance(item, dict) and "trace_id" in item and "attributes" in item:
+                yield from names_in(item["attributes"])
+            else:
+                yield from names_in(item)
+    elif isinstance(value, dict):
+        yield from value
+        yield from names_in(list(value.values()))
 
 
 HOSTILE = [
@@ -237,3 +266,39 @@ def varint(value: int) -> bytes:
 
 def length_delimited(number: int, data: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def test_names_are_told_from_wherever_they_stand() -> None:
+    span = span_message({"a": 1, "deep": [{"b": {"c": 1}}]})
+    span.events.add(name="happened", time_unix_nano=START_UNIX_NS).attributes.add(key="d")
+    span.links.add(trace_id=b"\1" * 16, span_id=b"\2" * 8).attributes.add(key="e")
+    request = trace_request(span, span_message({"a": 1, "f": 2}), resource={"g": {"h": 1}})
+    found = compiled_scan()(request.SerializeToString(), RECEIVED_UNIX_NS)
+    assert found.names == frozenset("abcdefgh") | {"deep", "happened"}
+    assert_names_are_told(found)
+
+
+@pytest.mark.parametrize("count", [255, 256, 257, 700])
+def test_names_are_told_completely_or_not_at_all(count: int) -> None:
+    spans = [span_message({f"key.{i}": 1 for i in range(at, min(at + 100, count))}) for at in range(0, count, 100)]
+    found = compiled_scan()(trace_request(*spans, resource={}).SerializeToString(), RECEIVED_UNIX_NS)
+    assert found.names == (None if count > 256 else frozenset(f"key.{i}" for i in range(count)))
+
+
+def test_names_are_not_told_where_a_span_was_read_by_the_plain_scanner() -> None:
+    request = trace_request(span_message({"a": 1}), span_message({"b": "x" * 5000}))
+    assert compiled_scan()(request.SerializeToString(), RECEIVED_UNIX_NS).names is None
+
+
+def test_names_of_one_request_are_not_told_of_the_next() -> None:
+    for name in ("first", "second"):
+        request = trace_request(span_message({name: 1}), resource={})
+        assert compiled_scan()(request.SerializeToString(), RECEIVED_UNIX_NS).names == frozenset({name})
+
+
+def test_rows_stay_as_they_were_when_the_same_thread_reads_on() -> None:
+    """Its buffers are filled again."""
+    requests = [trace_request(span_message({"key": text * 300}, name=text)) for text in "abc"]
+    found = [compiled_scan()(request.SerializeToString(), RECEIVED_UNIX_NS) for request in requests]
+    for request, one in zip(requests, found, strict=True):
+        assert one.rows.equals(scan_traces(request.SerializeToString(), RECEIVED_UNIX_NS).rows)
