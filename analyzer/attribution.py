@@ -20,6 +20,7 @@ from phasewise.analyzer.decoding import clean_tpot_s, interference_s, preempted_
 from phasewise.analyzer.intervals import Bools, Floats, Steps, covered, level, own_share_s, valid
 from phasewise.analyzer.queueing import REASONS, Samples, slot_limit, wait_reasons
 from phasewise.analyzer.steady import DecodeSplit, decode_split
+from phasewise.analyzer.step_samples import with_step_samples
 from phasewise.analyzer.stepwise import Stepwise, book_steps
 from phasewise.collector.context import Context
 from phasewise.rules.load import Rulebook
@@ -71,6 +72,7 @@ def attributor(rulebook: Rulebook) -> Callable[[Context], pl.DataFrame]:
 
 def attribute_instance(context: Context, rulebook: Rulebook) -> pl.DataFrame:
     """Attribution of the target rows of one instance; see module docstring."""
+    context = with_step_samples(context)
     frame = context.requests.sort("request_key")
     if frame.is_empty():
         return pl.DataFrame(schema={"request_key": pl.String})

@@ -157,12 +157,17 @@ def ask_samples(
     return store.query(statement, parameters)
 
 
+def _counted(name: str) -> str:
+    """A counter that some step of the instance does not tell is unknown."""
+    return f'CASE WHEN bool_and("{name}" IS NOT NULL) OVER whole THEN sum("{name}") OVER one END AS "{name}"'
+
+
 # Rows like samples, of engines without any: counters run from zero at the first step in sight, and a row before it says so.
 _STEPPED = f"""
 "thin" AS MATERIALIZED (SELECT * FROM ({THINNED_SQL}) WHERE "instance" NOT IN (SELECT "replica" FROM "named")),
 "counted" AS (
-  SELECT * REPLACE ({", ".join(f'sum("{name}") OVER one AS "{name}"' for name in STEP_COUNTERS)}) FROM "thin"
-  WINDOW one AS (PARTITION BY "instance" ORDER BY "unix_ns")
+  SELECT * REPLACE ({", ".join(_counted(name) for name in STEP_COUNTERS)}) FROM "thin"
+  WINDOW one AS (PARTITION BY "instance" ORDER BY "unix_ns"), whole AS (PARTITION BY "instance")
   UNION ALL BY NAME
   SELECT "instance", least(min("unix_ns"), ?) - 1 AS "unix_ns", {", ".join(f'0.0 AS "{name}"' for name in STEP_COUNTERS)}
   FROM "thin" GROUP BY "instance"

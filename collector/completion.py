@@ -14,6 +14,7 @@ import polars as pl
 from phasewise.rules.engine_profile import EngineProfile
 
 NEAR_NS = 3600 * 10**9  # an identifier used again an hour later is another call
+SAME_S = 1e-6  # what an engine says twice of one time
 CLIENT_COLUMNS = (
     "client_request_id", "model", "finish_reason", "input_tokens", "output_tokens", "cached_tokens", "tenant", "route",
     "entry_e2e_s", "entry_ttft_s", "entry_tpot_s", "client_gaps", "longest_gap_s", "itl_p95_s",
@@ -57,6 +58,34 @@ class Identifiers:
             pl.col("other").n_unique().over("request_key") == 1
         )
         return found.filter(sole).select("request_key", "other").unique()
+
+    def sequences(self, rows: pl.DataFrame, supplements: pl.DataFrame) -> pl.DataFrame:
+        """Like `pairs`, `other` being a supplement. One that tells its length is of one sequence: the identifier as it stands, length
+        and the engine's end-to-end time must agree, since n sequences of a call share the identifier. Several that agree even so are
+        given out in any order if they say the same, and match nothing if not."""
+        told = pl.col("output_tokens").is_not_null()
+        left = rows.filter(told)
+        right = supplements.filter(told).select(
+            "request_id",
+            "output_tokens",
+            pl.col("request_key").alias("other"),
+            pl.col("e2e_s").alias("_other_e2e_s"),
+            pl.col("arrival_unix_ns").alias("_other_at"),
+            pl.struct(SUPPLEMENT_COLUMNS).alias("_says"),
+        )
+        same = left.join(right, on=["request_id", "output_tokens"], how="inner").filter(
+            (pl.col("e2e_s") - pl.col("_other_e2e_s")).abs() < SAME_S,
+            (pl.col("arrival_unix_ns") - pl.col("_other_at")).abs() < NEAR_NS,
+        )
+        alike = same.filter(
+            pl.col("other").n_unique().over("request_key") == pl.col("request_key").n_unique().over("other"),
+            pl.col("_says").n_unique().over("request_key") == 1,
+        )
+        place, other_place = (
+            pl.col(a).rank("dense").over(b) for a, b in (("other", "request_key"), ("request_key", "other"))
+        )
+        given = alike.filter(place == other_place).select("request_key", "other")
+        return pl.concat([self.pairs(rows, supplements.filter(~told)), given]).unique()
 
     def _keyed(self, rows: pl.DataFrame) -> pl.DataFrame:
         shared = [

@@ -131,16 +131,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStep:
-    """One scheduler iteration of one instance."""
+    """One scheduler iteration of one instance. waiting: in all, where the engine does not tell why they wait."""
 
     instance: str
     step: int
     start_unix_ns: int
-    duration_s: float
-    prefill_tokens: int
-    decode_sequences: int
+    duration_s: float | None
+    prefill_tokens: int | None
+    decode_sequences: int | None
     context_tokens: int | None = None
     running: int | None = None
+    waiting: int | None = None
     waiting_slot: int | None = None
     waiting_kv: int | None = None
     waiting_budget: int | None = None

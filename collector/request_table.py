@@ -50,7 +50,8 @@ def changes_of(
 
 def _stored(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:
     """Rows in the table under the same keys. A key belongs to one span, so its row arrived at the same time: that is a number, and
-    most rows are new, so the keys of all rows of two hours are not looked at."""
+    most rows are new, so the keys of all rows of two hours are not looked at. Only a row that was joined to its prefill half may
+    have arrived earlier than its span began; those bear an identifier that both halves share."""
     if made.is_empty():
         return typed(made)
     window = [_low(made) - NEAR_NS, _high(made) + NEAR_NS]
@@ -60,6 +61,15 @@ def _stored(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:
         window,
         made=made.select("arrival_unix_ns"),
     )
+    named = made.filter(pl.col("client_request_id").is_not_null() & pl.col("instance").is_not_null())
+    if not named.is_empty():
+        moved = transaction.query(
+            "SELECT r.rowid AS row FROM requests r SEMI JOIN named n ON r.request_key = n.request_key "
+            "WHERE r.finished_unix_ns BETWEEN ? AND ?",
+            window,
+            named=named.select("request_key"),
+        )
+        candidates = pl.concat([candidates, moved]).unique()
     if candidates.is_empty():
         return typed(made.clear())
     found = transaction.query(
@@ -121,30 +131,62 @@ def _with_other_sides(
 def _supplemented(
     transaction: Transaction, identifiers: Identifiers, rows: pl.DataFrame, supplements: pl.DataFrame
 ) -> pl.DataFrame:
-    """Rows with what supplements say; a supplement whose row has not come waits in its table."""
-    everything = typed(supplements)
-    window = [min(_low(rows), _low(everything)) - NEAR_NS, max(_high(rows), _high(everything)) + NEAR_NS]
-    waiting = typed(transaction.query("SELECT * FROM supplements WHERE finished_unix_ns BETWEEN ? AND ?", window))
-    everything = pl.concat([everything, waiting]).unique("request_key", keep="first")
+    """Rows with what supplements say; a supplement whose row has not come waits in its table, for an hour."""
+    incoming = typed(supplements)
+    window = [min(_low(rows), _low(incoming)) - NEAR_NS, max(_high(rows), _high(incoming)) + NEAR_NS]
+    named = pl.concat([rows["request_id"], incoming["request_id"]]).drop_nulls().unique().to_frame()
+    waiting = typed(
+        transaction.query(
+            "SELECT * FROM supplements WHERE finished_unix_ns BETWEEN ? AND ? "
+            "AND (output_tokens IS NULL OR source = ? OR request_id IN (SELECT request_id FROM named))",
+            [*window, PREFILL_SOURCE],
+            named=named,
+        )
+    )
+    everything = pl.concat([incoming, waiting]).unique("request_key", keep="first")
     if everything.is_empty():
         return rows
-    stored = transaction.query(
-        "SELECT * FROM requests WHERE instance IS NOT NULL AND finished_unix_ns BETWEEN ? AND ?", window
-    )
     known = rows["request_key"].to_list()
-    candidates = pl.concat([rows, typed(stored).filter(~pl.col("request_key").is_in(known))])
-    pairs = identifiers.pairs(candidates, everything)
-    used = pairs.select(pl.col("other").alias("request_key"))
+    stored = _possible(transaction, everything, window)
+    candidates = pl.concat([rows, stored.filter(~pl.col("request_key").is_in(known))])
+    halves = (pl.col("source") == PREFILL_SOURCE).fill_null(False)
+    others = everything.filter(~halves)
+    told = identifiers.sequences(candidates, others)
+    pairs = pl.concat([told, identifiers.pairs(candidates, everything.filter(halves))])
+    used = pairs.select(pl.col("other").alias("request_key")).unique()
+    done = pl.concat([used, incoming.select("request_key")]).unique()
+    received = pl.concat([rows["received_unix_ns"], incoming["received_unix_ns"]]).max()
     transaction.run(
-        "DELETE FROM supplements WHERE request_key IN (SELECT request_key FROM done)",
-        done=everything.select("request_key"),
+        "DELETE FROM supplements WHERE received_unix_ns < ? OR request_key IN (SELECT request_key FROM done)",
+        [(received if isinstance(received, int) else 0) - NEAR_NS],
+        done=done,
     )
-    transaction.insert("supplements", everything.join(used, on="request_key", how="anti").select(list(REQUEST_SCHEMA)))
+    transaction.insert("supplements", incoming.join(used, on="request_key", how="anti").select(list(REQUEST_SCHEMA)))
     touched = candidates.filter(pl.col("request_key").is_in([*known, *pairs["request_key"].to_list()]))
-    halves = pl.col("source") == PREFILL_SOURCE
-    others = everything.filter(~halves.fill_null(False))
-    told = pairs.join(others.select(pl.col("request_key").alias("other")), on="other", how="semi")
     return with_prefill(filled(touched, others, told, SUPPLEMENT_COLUMNS), everything, pairs)
+
+
+def _possible(transaction: Transaction, supplements: pl.DataFrame, window: list[int]) -> pl.DataFrame:
+    """Stored rows that supplements may be of. An hour of rows is wide and long, so those of an exact identifier are found by it."""
+    loose = supplements["output_tokens"].null_count() > 0 or PREFILL_SOURCE in supplements["source"]
+    named = supplements.select("request_id").drop_nulls().unique()
+    chosen = "" if loose else "AND request_id IN (SELECT request_id FROM named)"
+    keys = transaction.query(
+        "SELECT request_key, finished_unix_ns FROM requests "
+        f"WHERE instance IS NOT NULL AND finished_unix_ns BETWEEN ? AND ? {chosen}",
+        window,
+        named=named,
+    )
+    if keys.is_empty():
+        return typed(keys)
+    return typed(
+        transaction.query(
+            "SELECT * FROM requests r SEMI JOIN keys k ON r.request_key = k.request_key "
+            "WHERE r.finished_unix_ns BETWEEN ? AND ?",
+            [_low(keys), _high(keys)],
+            keys=keys,
+        )
+    )
 
 
 def replace_rows(transaction: Transaction, rows: pl.DataFrame, stored: Sequence[str]) -> None:

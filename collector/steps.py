@@ -20,6 +20,7 @@ _ARRAYS = {
     "decode_sequences": "decode_seqs",
     "context_tokens": "context_tokens",
     "running": "running",
+    "waiting": "waiting",
     "waiting_slot": "waiting_slot",
     "waiting_kv": "waiting_kv",
     "waiting_budget": "waiting_budget",
@@ -30,7 +31,7 @@ _ARRAYS = {
     "preemptions": "preemptions",
     "schedule_s": "schedule_ns",
 }
-_NEEDED = ("start_unix_ns", "duration_s", "prefill_tokens", "decode_sequences")
+_NEEDED = ("start_unix_ns",)  # the rest is what an engine may not tell
 
 
 def steps_of(spans: pl.DataFrame) -> tuple[pl.DataFrame, int]:

@@ -52,7 +52,7 @@ class Steps:
         return (self.rows[number].start_unix_ns - START_UNIX_NS) / SECOND_NS
 
     def end_s(self, number: int) -> float:
-        return self.start_s(number) + self.rows[number].duration_s
+        return self.start_s(number) + (self.rows[number].duration_s or 0.0)
 
 
 def stepped_request(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from shared_data import ROOT
+from wheels import bare_environment, build_wheel, install_wheel
 
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = CONFIG["tool"]["setuptools"]
@@ -93,6 +96,12 @@ def test_no_dependency_of_the_product_is_needed_only_by_the_engine() -> None:
     assert not names & {"torch", "gguf", "safetensors", "tokenizers", "openai", "nvidia-ml-py"}
 
 
+def test_the_vllm_plugin_is_where_its_entry_point_says() -> None:
+    module, _, name = CONFIG["project"]["entry-points"]["vllm.stat_logger_plugins"]["phasewise"].partition(":")
+    assert module in SETUPTOOLS["packages"]
+    assert name in importlib.import_module(module).__all__
+
+
 def test_the_command_is_installed() -> None:
     (entry,) = metadata.entry_points(group="console_scripts", name="phasewise")
     assert entry.value == CONFIG["project"]["scripts"]["phasewise"]
@@ -100,31 +109,50 @@ def test_the_command_is_installed() -> None:
 
 @pytest.mark.slow
 def test_the_wheel_holds_exactly_the_listed_packages(tmp_path: Path) -> None:
-    import zipfile
-
-    source = tmp_path / "source"
-    listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
-    if listing.returncode:
-        pytest.skip("not a git checkout")
-    for name in filter(None, listing.stdout.splitlines()):
-        target = source / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((ROOT / name).read_bytes())
-    build = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "--wheel-dir", str(tmp_path), str(source)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-    )
-    if "No matching distribution" in build.stderr:
-        pytest.skip("no package index to fetch the build backend from")
-    assert build.returncode == 0, build.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = build_wheel(tmp_path)
     names = [name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name]
     assert {".".join(Path(name).parts[:-1]) for name in names} == set(SETUPTOOLS["packages"])
     assert any(name.startswith("phasewise/dashboard/samples/") and name.endswith(".gz") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exporters", [("grpc", "http"), ()])
+def test_the_vllm_plugin_needs_nothing_but_opentelemetry(exporters: tuple[str, ...], tmp_path: Path) -> None:
+    """`pip install --no-deps phasewise` where there is the SDK, with and without exporters, and nothing else."""
+    install_wheel(build_wheel(tmp_path / "built"), tmp_path / "plugin")
+    names = ["opentelemetry-sdk", *(f"opentelemetry-exporter-otlp-proto-{one}" for one in exporters)]
+    bare = bare_environment(tmp_path / "bare", names)
+    code = """
+import importlib.metadata as m, sys
+(entry,) = m.entry_points(group="vllm.stat_logger_plugins")
+import phasewise.instrumented_engine.vllm.hook, phasewise.instrumented_engine.vllm.export
+try:
+    entry.load()
+except ModuleNotFoundError as problem:
+    assert problem.name == "vllm", problem
+else:
+    raise SystemExit("there is no vllm to subclass from")
+from phasewise.instrumented_engine.vllm.export import open_export
+from phasewise.instrumented_engine.vllm.facts import EngineFacts
+from phasewise.instrumented_engine.vllm.settings import Settings
+for protocol in sys.argv[1:]:
+    open_export(Settings(endpoint="http://127.0.0.1:1", protocol=protocol), EngineFacts()).shutdown()
+print("imported")
+"""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-s",
+            "-c",
+            code,
+            *({"grpc": "grpc", "http": "http/protobuf"}[one] for one in exporters),
+        ],
+        env={"PYTHONPATH": f"{tmp_path / 'plugin'}{os.pathsep}{bare}", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "imported\n", done.stderr
 
 
 @pytest.mark.parametrize(
