@@ -23,5 +23,6 @@ STOPSIGNAL SIGTERM
 # The image has no curl; doctor asks the running server.
 HEALTHCHECK --interval=10s --timeout=8s --start-period=60s --retries=3 CMD ["phasewise", "doctor", "--quick"]
 ENTRYPOINT ["phasewise"]
-# Inside a container the port is reached only through what the host publishes: publish it on loopback or behind a proxy.
-CMD ["serve", "--host", "0.0.0.0", "--allow-remote"]
+# Inside a container the port is reached only through what the host publishes: publish it on loopback, or make keys first
+# (docker run ... keys create), from which on --insecure-no-auth changes nothing.
+CMD ["serve", "--host", "0.0.0.0", "--insecure-no-auth"]

@@ -7,6 +7,7 @@ import json
 import polars as pl
 
 from phasewise.collector.keys import text_key
+from phasewise.collector.tenants import KEY_TENANT
 
 SCHEMA = {
     "resource": pl.String,
@@ -15,6 +16,7 @@ SCHEMA = {
     "service_version": pl.String,
     "dataset": pl.String,
     "host": pl.String,
+    "key_tenant": pl.String,
 }
 DATASET = "phasewise.dataset"  # resource attribute of a replayed recording: its rows are never taken for live traffic
 HOSTS = ("host.id", "host.name", "k8s.node.name", "k8s.pod.name")
@@ -39,7 +41,8 @@ def instance_of(resource: str) -> str:
 
 
 def identities(resources: pl.Series) -> pl.DataFrame:
-    """One row a distinct resource text: instance, service, service_version, dataset, host (whose clock it is)."""
+    """One row a distinct resource text: instance, service, service_version, dataset, host (whose clock it is), key_tenant (of the
+    key it came with)."""
     rows = []
     for resource in resources.unique():
         facts = json.loads(resource)
@@ -53,6 +56,7 @@ def identities(resources: pl.Series) -> pl.DataFrame:
                 None if version is None else str(version),
                 None if dataset is None else str(dataset),
                 next((str(facts[name]) for name in HOSTS if facts.get(name)), None),
+                facts.get(KEY_TENANT),
             )
         )
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")

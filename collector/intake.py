@@ -29,6 +29,7 @@ from phasewise.collector.records import Scanned
 from phasewise.collector.redact import RedactionPolicy, redact_metrics, redact_spans
 from phasewise.collector.scan import scan_traces
 from phasewise.collector.scanners import Scan
+from phasewise.collector.tenants import with_tenant
 from phasewise.collector.wire import Malformed, TooLarge
 
 Encoding = Literal["identity", "gzip", "deflate"]
@@ -44,13 +45,14 @@ log = logging.getLogger("phasewise.receive")
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A request as it came: signal, encodings, bytes, and who sent it (an address)."""
+    """A request as it came: signal, encodings, bytes, and who sent it: an address, and the tenant of its key (None: no key)."""
 
     signal: Signal
     data: bytes
     json: bool = False
     encoding: Encoding = "identity"
     peer: str = ""
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ class Intake:
             kind, noun = "metrics", "points"
             scanned = scan_metrics(data, received_unix_ns)
             rows, redacted = redact_metrics(scanned.rows, self._policy)
+        if body.tenant is not None and kind == "spans":
+            rows = with_tenant(rows, body.tenant)
         self.receipts.scanned(kind, rows.num_rows, len(data), scanned.rejected, scanned.warned, redacted)
         return _Prepared(kind, Scanned(rows, scanned.rejected, scanned.warned, scanned.first_error), redacted, noun)
 

@@ -2,8 +2,9 @@
 
 When both ports answer, one JSON line on stdout says so and names them. Counters go to `DIR/receive.json` about once a second and
 at the end. Compiled code lies in `DIR/compiled`, or where NUMBA_CACHE_DIR says. SIGTERM and SIGINT stop accepting, write what is
-queued, and exit 0 within 10 s; a second one exits at once. A busy port, a locked journal or a directory without permission is one
-line on stderr and exit code 4, and nothing was started. The process ends when its parent does.
+queued, and exit 0 within 10 s; a second one exits at once. SIGHUP reads keys and certificates again. A busy port, a locked
+journal or a directory without permission is one line on stderr and exit code 4, and nothing was started. The process ends when
+its parent does.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phasewise.rules.errors import InputError, MachineError, PhasewiseError
+from phasewise.rules.secret_text import hidden, log_to_stderr
 
 if TYPE_CHECKING:
+    from phasewise.collector.access import Door
     from phasewise.collector.committer import Committer
     from phasewise.collector.intake import Intake
     from phasewise.collector.journal import JournalWriter
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from phasewise.collector.receiver_grpc import GrpcServer
     from phasewise.collector.receiver_http import HttpServer
     from phasewise.collector.scanners import TraceScanner
+    from phasewise.collector.tls import Tls
 
 _REPORT_S = 1.0
 _STOP_S = 1.0  # for each front to hand out its last replies
@@ -46,6 +50,10 @@ _KINDS: dict[str, type] = {
     "journal_limit_bytes": int,
     "content": bool,
     "follow_parent": bool,
+    "local_key_sha256": str,
+    "tls_cert": str,
+    "tls_key": str,
+    "tls_client_ca": str,
 }
 
 
@@ -55,7 +63,8 @@ class Settings:
 
     data: directory of the journal and of receive.json; ports: 0 takes a free one; journal_limit_bytes: None takes the smaller of
     8 GiB and 10 % of the volume; content: keep prompt and answer text (credentials are removed all the same); follow_parent: end
-    when the parent process ends.
+    when the parent process ends; local_key_sha256: of the secret by which the command line of the same user comes in;
+    tls_*: PEM files, see `collector.tls`.
     """
 
     data: Path
@@ -65,6 +74,10 @@ class Settings:
     journal_limit_bytes: int | None = None
     content: bool = False
     follow_parent: bool = True
+    local_key_sha256: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Settings:
@@ -133,11 +146,30 @@ class _Process:
     scanner: TraceScanner
     grpc_server: GrpcServer
     http_server: HttpServer
+    door: Door
+    tls: Tls | None
     grpc_port: int
     http_port: int
     started_unix_ns: int
     state: str = "ready"
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    renewals: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def reload(self) -> None:
+        """On SIGHUP: keys and certificates as their files are now. What cannot be used is said, and the old ones go on."""
+        self.door.reload()
+        if self.tls is None:
+            return
+        try:
+            self.tls.context()
+        except InputError as error:
+            log.error("the certificate stays as it was: %s", error)
+            return
+        self.grpc_server.renew(self.tls)
+        task = asyncio.get_running_loop().create_task(self.http_server.renew())
+        self.renewals.add(task)
+        task.add_done_callback(self.renewals.discard)
+        log.info("keys and certificates were read again")
 
     def report(self) -> None:
         """Write receive.json; a full disk costs the report, not the process."""
@@ -151,6 +183,8 @@ class _Process:
                 "started_unix_ns": self.started_unix_ns,
                 "otlp_grpc_port": self.grpc_port,
                 "otlp_http_port": self.http_port,
+                "keys_required": self.door.required,
+                "keys_trouble": self.door.trouble,
                 **self.receipts.facts(),
                 "trace_scanner": self.scanner.facts(),
                 "journal": self.journal.facts(),
@@ -162,6 +196,8 @@ class _Process:
 
 async def _open(settings: Settings) -> _Process:
     """Everything that can be refused comes before anything answers."""
+    from phasewise.collector.access import Door
+    from phasewise.collector.access_keys import local_keys
     from phasewise.collector.committer import Committer
     from phasewise.collector.intake import Intake
     from phasewise.collector.journal import JournalWriter
@@ -171,8 +207,10 @@ async def _open(settings: Settings) -> _Process:
     from phasewise.collector.receiver_http import HttpFront, HttpServer
     from phasewise.collector.redact import RedactionPolicy
     from phasewise.collector.scanners import TraceScanner
+    from phasewise.collector.tls import SETTINGS, Tls
 
     _prefer_jemalloc()
+    tls = Tls.of({name: getattr(settings, name) for name in SETTINGS})
     listener = bound_socket(settings.host, settings.http_port, "http_port")
     bound_socket(settings.host, settings.grpc_port, "grpc_port").close()  # gRPC itself would not say why
     host = listener.getsockname()[0]
@@ -182,13 +220,14 @@ async def _open(settings: Settings) -> _Process:
     committer = Committer(journal, receipts, INTAKE_LIMITS.queue_rows, time.time_ns)
     policy = RedactionPolicy(content=settings.content)
     intake = Intake(committer, receipts, INTAKE_LIMITS, policy, scan=scanner)
-    grpc_server = GrpcServer(intake)
+    door = Door(settings.data, "receive", extra=local_keys(settings.local_key_sha256))
+    grpc_server = GrpcServer(intake, door)
     try:
         address = f"[{host}]" if ":" in host else host
-        grpc_port = grpc_server.bind(f"{address}:{settings.grpc_port}")
+        grpc_port = grpc_server.bind(f"{address}:{settings.grpc_port}", tls)
     except RuntimeError as error:
         raise _busy(settings.host, settings.grpc_port, "grpc_port", "it was taken meanwhile") from error
-    http_server = HttpServer(listener, HttpFront(intake), INTAKE_LIMITS)
+    http_server = HttpServer(listener, HttpFront(intake, door), INTAKE_LIMITS, tls)
     http_port = int(listener.getsockname()[1])
     # Only now that nothing can be refused any more: it may start a process.
     scanner.start(Path(os.environ.get("NUMBA_CACHE_DIR") or settings.data / "compiled"))
@@ -201,6 +240,8 @@ async def _open(settings: Settings) -> _Process:
         scanner,
         grpc_server,
         http_server,
+        door,
+        tls,
         grpc_port,
         http_port,
         time.time_ns(),
@@ -219,11 +260,14 @@ async def _serve(settings: Settings) -> None:
     from phasewise.collector.limits import INTAKE_LIMITS
 
     process = await _open(settings)
-    _stop_on_signals(process.stop)
+    _on_signals(process)
     await process.grpc_server.start()
     process.http_server.start()
     if not settings.host.startswith(_LOOPBACK) and settings.host != "localhost":
-        log.warning("listening on %s without authentication: whoever reaches it can write", settings.host)
+        if not process.door.required:
+            log.warning("listening on %s without authentication: whoever reaches it can write", settings.host)
+        elif process.tls is None:
+            log.warning("listening on %s in plain text: keys can be read on the way; give --tls-cert", settings.host)
     process.report()
     ready = {"ready": True, "otlp_grpc_port": process.grpc_port, "otlp_http_port": process.http_port}
     print(json.dumps(ready), flush=True)
@@ -234,6 +278,7 @@ async def _serve(settings: Settings) -> None:
         log.warning("some requests were still being read at the end; their senders will retry")
     await asyncio.gather(process.grpc_server.stop(_STOP_S), process.http_server.stop(_STOP_S))
     process.intake.close()
+    process.door.close()
     written = process.committer.close(_STOP_S)
     process.state = "stopped"
     process.report()
@@ -258,7 +303,9 @@ async def _watch(process: _Process) -> None:
             raise MachineError("the HTTP server ended by itself")
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
+def _on_signals(process: _Process) -> None:
+    stop = process.stop
+
     def handle() -> None:
         if stop.is_set():
             os._exit(1)  # what was acknowledged is on the disk already
@@ -267,13 +314,13 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    loop.add_signal_handler(signal.SIGHUP, process.reload)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Exit code: 0 stopped as asked, 2 wrong settings, 4 the machine refuses."""
     os.umask(0o077)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s receive %(levelname)s %(message)s")
+    log_to_stderr("%(asctime)s receive %(levelname)s %(message)s")
     sys.meta_path.insert(0, _NoPandas())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a busy port is told by us, in one line
     try:
@@ -281,7 +328,7 @@ def main(arguments: Sequence[str]) -> int:
             raise InputError("receive", "", "takes one argument, a JSON object of settings")
         asyncio.run(_serve(Settings.parse(arguments[0])))
     except PhasewiseError as error:
-        print(f"phasewise receive: {error}", file=sys.stderr)
+        print(f"phasewise receive: {hidden(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import grpc
 import grpc.aio
@@ -18,9 +18,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
+from phasewise.collector.access import ANYBODY, Caller, Door, Refused
 from phasewise.collector.intake import Body, Intake, Reply
 from phasewise.collector.otlp_json import Signal
 from phasewise.collector.receiver_http import partial_success
+from phasewise.collector.tls import Tls
 
 _METHODS: dict[str, Signal] = {
     "/opentelemetry.proto.collector.trace.v1.TraceService/Export": "traces",
@@ -29,6 +31,12 @@ _METHODS: dict[str, Signal] = {
 }
 _READS = 32  # messages being read at once: each may take the size limit while it arrives
 _RESPONSE_BYTES = 4 << 20
+_CODES = {
+    "missing": grpc.StatusCode.UNAUTHENTICATED,
+    "wrong": grpc.StatusCode.UNAUTHENTICATED,
+    "forbidden": grpc.StatusCode.PERMISSION_DENIED,
+    "too_many_wrong": grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -36,8 +44,9 @@ Context = grpc.aio.ServicerContext[bytes, bytes]
 class GrpcServer:
     """The gRPC server on the running event loop. `bind` tells the port, or raises RuntimeError."""
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, door: Door | None = None) -> None:
         limits = intake.limits
+        self._next: grpc.ServerCertificateConfiguration | None = None
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limits.request_bytes),  # over it: RESOURCE_EXHAUSTED, no RetryInfo
@@ -48,10 +57,25 @@ class GrpcServer:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
             ]
         )
-        self._server.add_generic_rpc_handlers([_Handlers(intake)])
+        self._server.add_generic_rpc_handlers([_Handlers(intake, door)])
 
-    def bind(self, address: str) -> int:
-        return self._server.add_insecure_port(address)
+    def bind(self, address: str, tls: Tls | None = None) -> int:
+        if tls is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, self._certificates(tls))
+
+    def renew(self, tls: Tls) -> None:
+        """Another certificate for connections from now on."""
+        self._next = _pair(tls)
+
+    def _certificates(self, tls: Tls) -> grpc.ServerCredentials:
+        # gRPC asks at every handshake; what is returned once holds until something else is.
+        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._take_next)  # None is allowed, says gRPC
+        return grpc.dynamic_ssl_server_credentials(_pair(tls), fetch, require_client_authentication=bool(tls.client_ca))
+
+    def _take_next(self) -> grpc.ServerCertificateConfiguration | None:
+        found, self._next = self._next, None
+        return found
 
     async def start(self) -> None:
         await self._server.start()
@@ -60,11 +84,16 @@ class GrpcServer:
         await self._server.stop(within_s)
 
 
+def _pair(tls: Tls) -> grpc.ServerCertificateConfiguration:
+    roots = tls.client_ca.read_bytes() if tls.client_ca else None
+    return grpc.ssl_server_certificate_configuration([(tls.key.read_bytes(), tls.cert.read_bytes())], roots)
+
+
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, door: Door | None) -> None:
         reads = asyncio.Semaphore(_READS)
         self._handlers = {
-            method: grpc.stream_unary_rpc_method_handler(_export(signal, intake, reads))
+            method: grpc.stream_unary_rpc_method_handler(_export(signal, intake, reads, door))
             for method, signal in _METHODS.items()
         }
 
@@ -72,16 +101,19 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return self._handlers.get(handler_call_details.method)  # None: UNIMPLEMENTED
 
 
-def _export(signal: Signal, intake: Intake, reads: asyncio.Semaphore) -> Callable[..., Any]:
+def _export(signal: Signal, intake: Intake, reads: asyncio.Semaphore, door: Door | None) -> Callable[..., Any]:
     async def export(_: AsyncIterator[bytes], context: Context) -> bytes:
+        caller = await _admitted(door, context, intake) if door else ANYBODY
         if intake.draining:
             await _abort(context, intake.refusal("draining"))
         data = await _message(context, intake, reads)
         size = len(data)
+        if door:
+            door.sent(caller, size)
         if not intake.reserve(size):
             await _abort(context, intake.refusal("queue_full"))
         try:
-            body = Body(signal, data, peer=_peer(context))
+            body = Body(signal, data, peer=_peer(context), tenant=caller.tenant if caller.key else None)
             del data
             reply = await intake.take(body)
         finally:
@@ -91,6 +123,21 @@ def _export(signal: Signal, intake: Intake, reads: asyncio.Semaphore) -> Callabl
         return partial_success(signal, reply).SerializeToString()
 
     return export
+
+
+async def _admitted(door: Door, context: Context, intake: Intake) -> Caller:
+    """Before the message is read. Metadata keys are lower case on the wire."""
+    told = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
+    found = door.admit(told if isinstance(told, str) else None, _peer(context), "ingest")
+    refused = found if isinstance(found, Refused) else door.too_fast(found)
+    if isinstance(refused, Refused):
+        if refused.reason == "too_fast":
+            intake.receipts.request("refused_rate")
+            await _abort(context, Reply("refused", message=refused.message, retry_after_s=refused.retry_after_s))
+        intake.receipts.request("forbidden" if refused.reason == "forbidden" else "unauthenticated")
+        await context.abort(_CODES[refused.reason], refused.message)
+    assert isinstance(found, Caller)
+    return found
 
 
 async def _message(context: Context, intake: Intake, reads: asyncio.Semaphore) -> bytes:

@@ -2,14 +2,15 @@
 
 Timers: the server closes a connection that has sent no complete header within 10 s, which holds for idle ones too (HTTP clients
 reconnect); the application cuts off a body that takes over 30 s, or falls under 1 kB/s. A client that does not read its reply
-costs a few hundred bytes until it goes: replies are that small. A front end belongs before this port where it faces a network:
-TLS, connection limits by address and authentication are its part.
+costs a few hundred bytes until it goes: replies are that small. Connections are not limited by address: a front end that does
+belongs before this port where it faces the internet.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,15 +19,17 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
-from granian.constants import HTTPModes, Interfaces
+from granian.constants import HTTPModes, Interfaces, SSLProtocols
 from granian.http import HTTP1Settings
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
+from phasewise.collector.access import ANYBODY, Caller, Door, Refused
 from phasewise.collector.intake import Body, Encoding, Intake, Reply
 from phasewise.collector.limits import IntakeLimits
 from phasewise.collector.otlp_json import Signal
+from phasewise.collector.tls import Tls
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _PATHS: dict[str, Signal] = {"/v1/traces": "traces", "/v1/metrics": "metrics", "/v1/logs": "logs"}
@@ -36,8 +39,29 @@ _ENCODINGS: Mapping[str, Encoding] = {
     "gzip": "gzip",
     "deflate": "deflate",
 }
-_RPC_CODES = {400: 3, 404: 12, 405: 12, 408: 4, 413: 8, 415: 3, 500: 13, 503: 14}  # google.rpc.Code
+_RPC_CODES = {
+    400: 3,
+    404: 12,
+    405: 12,
+    408: 4,
+    413: 8,
+    415: 3,
+    401: 16,
+    403: 7,
+    429: 8,
+    500: 13,
+    503: 14,
+}  # google.rpc.Code
+# Why the door refused, to the status, what is counted, and headers.
+_REFUSALS: Mapping[str, tuple[int, str, Mapping[str, str]]] = {
+    "missing": (401, "unauthenticated", {"www-authenticate": "Bearer"}),
+    "wrong": (401, "unauthenticated", {"www-authenticate": "Bearer"}),
+    "forbidden": (403, "forbidden", {}),
+    "too_many_wrong": (429, "unauthenticated", {}),
+    "too_fast": (429, "refused_rate", {}),
+}
 _BACKLOG = 1024
+_HANDOVER_S = 0.5  # until the new worker surely accepts
 # Through importlib, since parts of it have no types: a socket holder is made of (descriptor, is a Unix socket, backlog).
 _embedded: Any = importlib.import_module("granian.server.embed")
 _SocketHolder: Any = importlib.import_module("granian.net").SocketHolder
@@ -83,10 +107,11 @@ def partial_success(signal: Signal, reply: Reply) -> Message:
 
 
 class HttpFront:
-    """The ASGI application."""
+    """The ASGI application. door: who may send; None lets anybody."""
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, door: Door | None = None) -> None:
         self._intake = intake
+        self._door = door
         self._limits = intake.limits
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -96,10 +121,14 @@ class HttpFront:
         answer_in = PROTOBUF if _media_type(headers) == PROTOBUF else JSON
         held = _Held(self._intake)
         try:
+            caller = self._admitted(headers, scope)
             signal = _signal(scope)
             encoding = _encoding(headers)
             data = await self._read_body(headers, receive, held)
-            body = Body(signal, data, answer_in == JSON, encoding, _peer(scope))
+            tenant = caller.tenant if caller.key else None
+            body = Body(signal, data, answer_in == JSON, encoding, _peer(scope), tenant)
+            if self._door:
+                self._door.sent(caller, len(data))
             del data
             reply = await self._intake.take(body)
             await _respond(send, *_answer(signal, reply), answer_in)
@@ -112,6 +141,19 @@ class HttpFront:
             self._intake.receipts.request("cancelled")
         finally:
             held.release()
+
+    def _admitted(self, headers: Mapping[str, str], scope: Mapping[str, Any]) -> Caller:
+        """Before anything of the body is read: a stranger's 64 MiB cost a header."""
+        if self._door is None:
+            return ANYBODY
+        found = self._door.admit(headers.get("authorization"), _peer(scope), "ingest")
+        refused = found if isinstance(found, Refused) else self._door.too_fast(found)
+        if isinstance(refused, Refused):
+            status, outcome, more = _REFUSALS[refused.reason]
+            again = {"retry-after": str(refused.retry_after_s)} if refused.retry_after_s else {}
+            raise _Refused(status, outcome, refused.message, {**more, **again})
+        assert isinstance(found, Caller)
+        return found
 
     async def _read_body(self, headers: Mapping[str, str], receive: Receive, held: _Held) -> bytes:
         declared = headers.get("content-length", "")
@@ -169,13 +211,24 @@ class _Held:
 
 
 class HttpServer:
-    """The server: one worker on the running event loop, on a socket that is already bound."""
+    """The server: one worker on the running event loop, on a socket that is already bound.
 
-    def __init__(self, listener: socket.socket, front: HttpFront, limits: IntakeLimits) -> None:
-        host, port = listener.getsockname()[:2]
+    With `tls`, another certificate is taken (`renew`) by a second worker on the same socket, after which the first one ends: its
+    requests are answered, idle connections are closed as after a pause, and a handshake under way is broken off, which exporters
+    try again.
+    """
+
+    def __init__(self, listener: socket.socket, front: HttpFront, limits: IntakeLimits, tls: Tls | None = None) -> None:
+        self._listener, self._front, self._limits, self._tls = listener, front, limits, tls
+        self._server: Any = self._made()
+        self._task: asyncio.Task[None] | None = None
+        self._old: set[asyncio.Task[None]] = set()
+
+    def _made(self) -> Any:
+        host, port = self._listener.getsockname()[:2]
         # Its own way of binding neither tells the port of 0 nor refuses a busy one, so it is given our socket instead.
-        self._server: Any = _embedded.Server(
-            front,
+        server = _embedded.Server(
+            self._front,
             host,
             port,
             interface=Interfaces.ASGINL,
@@ -183,23 +236,44 @@ class HttpServer:
             websockets=False,
             log_enabled=False,
             backlog=_BACKLOG,
-            backpressure=limits.connections,
-            http1_settings=HTTP1Settings(header_read_timeout=int(limits.header_s * 1000)),
+            backpressure=self._limits.connections,
+            http1_settings=HTTP1Settings(header_read_timeout=int(self._limits.header_s * 1000)),
+            **self._certificate(),
         )
-        self._server._init_shared_socket = lambda: self._use(listener)
-        self._task: asyncio.Task[None] | None = None
+        server._init_shared_socket = lambda: self._use(server)
+        return server
 
-    def _use(self, listener: socket.socket) -> None:
-        self._server._ssp = None
-        self._server._sfd = listener.fileno()
-        self._server._shd = _SocketHolder(listener.fileno(), False, _BACKLOG)
+    def _certificate(self) -> dict[str, Any]:
+        tls = self._tls
+        if tls is None:
+            return {}
+        pair = {"ssl_cert": tls.cert, "ssl_key": tls.key, "ssl_protocol_min": SSLProtocols.tls12}
+        return pair | ({"ssl_ca": tls.client_ca, "ssl_client_verify": True} if tls.client_ca else {})
+
+    def _use(self, server: Any) -> None:
+        descriptor = os.dup(self._listener.fileno())  # it is closed with the worker, and the next one needs its own
+        server._ssp = None
+        server._sfd = descriptor
+        server._shd = _SocketHolder(descriptor, False, _BACKLOG)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve())
 
+    async def renew(self) -> None:
+        """Takes the certificate as its files are now."""
+        old, old_task = self._server, self._task
+        self._server = self._made()
+        self.start()
+        await asyncio.sleep(_HANDOVER_S)
+        old.stop()
+        if old_task is not None:
+            self._old.add(old_task)
+            old_task.add_done_callback(self._old.discard)
+
     async def stop(self, within_s: float) -> None:
         """Stop accepting, and give open replies that long."""
         self._server.stop()
+        self._listener.close()  # else who comes now would wait for an answer instead of being refused
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=within_s)
 

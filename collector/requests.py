@@ -87,7 +87,7 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         "span_id",
         "instance",
         "service",
-        *(["dataset"] if "dataset" in roots.columns else []),
+        *(name for name in ("dataset", "key_tenant") if name in roots.columns),
         pl.col("start_unix_ns").alias("arrival_unix_ns"),
         "received_unix_ns",
         pl.col("parent_span_id").is_not_null().alias("_called"),
@@ -100,6 +100,9 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         pl.lit("otlp").alias("source"),
         pl.concat_list(lost, cut, future).alias("_flags"),
     ).with_columns(columns)
+    if "key_tenant" in frame.columns:
+        told = ["tenant"] if "tenant" in frame.columns else []
+        frame = frame.with_columns(pl.coalesce("key_tenant", *told).alias("tenant")).drop("key_tenant")
     return _own_end(phases.judged(_with_event_times(_with_aborted(frame), profile, roots), profile.times))
 
 

@@ -25,6 +25,8 @@ from phasewise.analyzer.window import Filter, Objective, Window
 from phasewise.collector.store import Store
 from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.collector.writer import Writer
+from phasewise.dashboard.access import Posture
+from phasewise.dashboard.caps import MOST_DAYS, require_range
 from phasewise.dashboard.work import Works, at_hand
 from phasewise.rules.errors import Cancelled, MachineError, PhasewiseError, Stopped, TooSlow
 from phasewise.rules.load import Rulebook
@@ -90,6 +92,7 @@ class Answers:
     serve_info: Mapping[str, object] = field(default_factory=dict)
     site_slo: str = ""
     works: Works = field(default_factory=Works)
+    posture: Posture = field(default_factory=Posture)
     verdicts_told: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: OrderedDict[Hashable, Future[object]] = field(default_factory=OrderedDict)
@@ -207,7 +210,20 @@ class Answers:
         return found
 
     def rows(self, window: Window, filters: Sequence[Filter] = ()) -> Condition:
-        return rows_in(window, filters)
+        """The rows of a window, for one of the questions below. InputError where they are many, of too long a time."""
+        rows = rows_in(window, filters)
+        if window.seconds > MOST_DAYS * 86_400:
+            require_range(*self.once(("range", rows, self.watermark().token), lambda: self._range(rows)))
+        return rows
+
+    def _range(self, rows: Condition) -> tuple[int | None, int | None, int]:
+        """First and last end of a request, and how many."""
+        statement = (
+            'SELECT min("finished_unix_ns") AS first, max("finished_unix_ns") AS last, count(*) AS n '
+            f'FROM "requests" WHERE {rows.sql}'
+        )
+        found = self.reader.query(statement, rows.parameters).row(0, named=True)
+        return found["first"], found["last"], int(found["n"])
 
     def slow_set(self, window: Window, filters: Sequence[Filter] = (), slo: Sequence[Objective] = ()) -> Condition:
         """The requests under question, by the rules of the verdict (`analyzer.findings`): those that break the SLO most
@@ -277,6 +293,7 @@ class Answers:
         """The state that the shell shows and `/api/v1/health` answers with: ok, or degraded with what and what to do."""
         now = self.clock()
         told: dict[str, object] = {"version": package_version(), "now_unix_ns": now, "rules": self.rulebook.version}
+        told["notices"] = self.posture.notices()
         try:
             mark = self.watermark()
             writer = dict(self.writer_health())

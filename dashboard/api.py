@@ -26,19 +26,21 @@ from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
 from phasewise.dashboard import answers as asked
 from phasewise.dashboard import exporting, marks, tables
+from phasewise.dashboard.access import Access, Posture, Sessions
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.data_health import data_health as data_health_of
 from phasewise.dashboard.exposition import exposition
+from phasewise.dashboard.login import add_login
 from phasewise.dashboard.security import Gate, allowed_hosts
 from phasewise.dashboard.state import FOREIGN_KEYS, OWN_KEYS, View
 from phasewise.dashboard.work import Limits
 from phasewise.rules.errors import InputError, PhasewiseError, Stopped, TooBusy
 from phasewise.rules.load import Rulebook
+from phasewise.rules.secret_text import hidden
 
 LOG = logging.getLogger("phasewise.api")
 _SHOWN = 80
 _ANYWHERE = FOREIGN_KEYS | {"from", "to", "v"}  # a link from a board carries its time range, whatever it asks for
-MAX_BODY_BYTES = 256 * 2**20
 MAX_JSON_BYTES = 16 * 2**20
 INGEST_KINDS = ("auto", "scrapes", "spans", "client", "facts")
 
@@ -46,7 +48,7 @@ Texts = Annotated[list[str] | None, Query()]
 
 
 def error_answer(status: int, error: str, field: str = "", remedy: str = "") -> JSONResponse:
-    return JSONResponse({"error": error, "field": field, "remedy": remedy}, status_code=status)
+    return JSONResponse({"error": hidden(error), "field": hidden(field), "remedy": remedy}, status_code=status)
 
 
 def create_app(
@@ -58,23 +60,31 @@ def create_app(
     clock: Callable[[], int],
     serve_info: Mapping[str, object] | None = None,
     site_slo: str = "",
+    posture: Posture | None = None,
 ) -> FastAPI:
     """The application without its pages; `dashboard.app.attach_dash` adds them.
 
     serve_info: `host` as bound, and the ports of the receiver, which the first-run card names. site_slo: the objectives that
-    hold where a request names none, in the form of `slo=`; InputError where they cannot be read.
+    hold where a request names none, in the form of `slo=`; InputError where they cannot be read. posture: with the door that asks
+    for keys; None asks nobody.
     """
     parse_slo(site_slo)
     answers = Answers(store, writer, rulebook, data_dir, clock, dict(serve_info or {}), site_slo)
+    answers.posture = posture or Posture()
     app = FastAPI(title="Phasewise", version=asked.package_version(), docs_url=None, redoc_url=None, openapi_url=None)
     app.state.answers = answers
     _errors(app)
     _probes(app, answers)
     _reads(app, answers)
     _writes(app, answers)
+    sessions = Sessions()
+    if answers.posture.door:
+        add_login(app, answers.posture.door, sessions, data_dir, clock)
     _not_found(app)
     bound = answers.serve_info.get("host")
     app.add_middleware(Limits, works=answers.works)
+    if answers.posture.door:
+        app.add_middleware(Access, door=answers.posture.door, sessions=sessions)
     app.add_middleware(Gate, hosts=allowed_hosts(str(bound) if bound else None), state=app.state)
     return app
 
@@ -124,9 +134,9 @@ def _probes(app: FastAPI, answers: Answers) -> None:
     @app.get("/readyz")
     def readyz() -> Response:
         health = answers.health()
-        return JSONResponse(
-            {"status": health["status"], "error": health["error"]}, 200 if health["status"] == "ok" else 503
-        )
+        # Answered without a key: then it names no file.
+        error = None if answers.posture.door_required else health["error"]
+        return JSONResponse({"status": health["status"], "error": error}, 200 if health["status"] == "ok" else 503)
 
     @app.get("/metrics")
     def metrics() -> PlainTextResponse:
@@ -244,7 +254,8 @@ async def _body(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-async def _json_body(request: Request) -> Any:
+async def json_body(request: Request) -> Any:
+    """The JSON value of a request; InputError where it is none."""
     try:
         return json.loads(await _body(request, MAX_JSON_BYTES))
     except (ValueError, RecursionError) as error:
@@ -256,7 +267,7 @@ def _writes(app: FastAPI, answers: Answers) -> None:
     async def explain_summary(request: Request) -> Any:
         from phasewise.analyzer.summary import explain_summary as explain
 
-        document = await _json_body(request)
+        document = await json_body(request)
         if isinstance(document, list):
             return [
                 await run_in_threadpool(explain, _object(one, f"[{i}]"), answers.rulebook)
@@ -266,12 +277,12 @@ def _writes(app: FastAPI, answers: Answers) -> None:
 
     @app.post("/api/v1/annotations", dependencies=[_takes()])
     async def annotate(request: Request) -> Any:
-        told = _object(await _json_body(request), "")
+        told = _object(await json_body(request), "")
         return JSONResponse(await run_in_threadpool(marks.annotate, answers, told), 201)
 
     @app.post("/api/v1/outcomes", dependencies=[_takes()])
     async def outcome(request: Request) -> Any:
-        told = _object(await _json_body(request), "")
+        told = _object(await json_body(request), "")
         return JSONResponse(await run_in_threadpool(marks.judge, answers, told), 201)
 
     @app.post(
@@ -289,7 +300,7 @@ def _writes(app: FastAPI, answers: Answers) -> None:
     ) -> Any:
         if kind not in INGEST_KINDS:
             raise InputError("kind", kind, "is not a kind of data", f"one of {', '.join(INGEST_KINDS)}")
-        body = await _body(request, MAX_BODY_BYTES)
+        body = await _body(request, marks.MAX_BODY_BYTES)
         if not body:
             raise InputError("body", "", "is empty", "send the content of the file")
         sent = marks.Sent(kind, name, number, file, position, modified, instance)

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 
 from phasewise.collector.store import Store
 from phasewise.dashboard import shell
+from phasewise.dashboard.access import Access
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.document import Document
 from phasewise.dashboard.pages import requests, slices, trace, triage
@@ -26,6 +27,7 @@ from phasewise.rules.load import Rulebook
 
 LOG = logging.getLogger("phasewise.pages")
 PAGES = (triage, requests, slices, trace)
+_OUTERMOST = {Gate.__name__: 0, Access.__name__: 1}
 _ASSETS = Path(__file__).resolve().parent / "assets"
 
 
@@ -60,8 +62,8 @@ def attach_dash(
         page.register(pages, answers)
     # After every route of Dash, before the one it adds at start-up, which would answer any address with 200.
     app.add_api_route("/{rest:path}", _nothing, methods=["GET"], include_in_schema=False)
-    # The gate stays outermost: Dash put its own layer around it, and must see the rewritten address of a page.
-    app.user_middleware.sort(key=lambda layer: getattr(layer.cls, "__name__", "") != Gate.__name__)
+    # The gate stays outermost, then who may come in: Dash put its own layer around it, and must see the rewritten address of a page.
+    app.user_middleware.sort(key=lambda layer: _OUTERMOST.get(getattr(layer.cls, "__name__", ""), len(_OUTERMOST)))
     app.state.page_paths = tuple(f"/{page.NAME}" for page in PAGES)
     app.state.content_policy = content_policy(pages.csp_hashes())
     return pages

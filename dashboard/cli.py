@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phasewise.rules.errors import PhasewiseError
+from phasewise.rules.secret_text import hidden
 
 if TYPE_CHECKING:
     from phasewise.dashboard.commands.configuration import Configuration
@@ -95,10 +96,49 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--all-in-one", action="store_true", help="run the store in this process (for tests)")
     parser.add_argument(
+        "--insecure-no-auth",
         "--allow-remote",
         action="store_true",
-        help="listen beyond this machine: there are no keys yet, so whoever reaches the port can read and write",
+        help="listen beyond this machine without any key: whoever reaches the port can read and write",
     )
+    for option, what in (
+        ("--tls-cert", "certificate chain (PEM) for pages, API and OTLP; read again on SIGHUP"),
+        ("--tls-key", "its key (PEM), without passphrase"),
+        ("--tls-client-ca", "CAs (PEM) of the certificates that clients must show"),
+    ):
+        parser.add_argument(option, metavar="FILE", help=what)
+
+
+def _keys(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke|rotate")
+    create = actions.add_parser("create", help="make a key and print it, once")
+    create.add_argument(
+        "--scope",
+        default="ingest,read",
+        metavar="LIST",
+        help="some of ingest, read, content, admin, with commas between (%(default)s)",
+    )
+    create.add_argument("--expires", default="", metavar="TIME", help="ends it after 90d, 12h or 30m (default: never)")
+    create.add_argument("--name", default="", metavar="TEXT", help="what it is for, to know it by in the list")
+    create.add_argument(
+        "--tenant", default="", metavar="NAME", help="tenant of all requests sent with it, whatever the sender says"
+    )
+    listing = actions.add_parser("list", help="all keys: scopes, state, when they were last used")
+    revoke = actions.add_parser("revoke", help="withdraw a key at once")
+    rotate = actions.add_parser("rotate", help="make a key in the place of another, which goes on for a while")
+    rotate.add_argument(
+        "--overlap", default="24h", metavar="TIME", help="how long the old one goes on: 30m, 12h, 7d (%(default)s)"
+    )
+    for action in (revoke, rotate):
+        action.add_argument("identifier", metavar="ID", help="as the list shows it, or the whole key")
+    for action in (create, listing, revoke, rotate):
+        _data(action)
+        _json(action)
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="show")
+    _json(actions.add_parser("show", help="what file and environment say, secrets as ***"))
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
@@ -330,6 +370,8 @@ VERBS = {
     "compare": ("choose between strategies by their tails", _compare),
     "rules": ("what the verdicts rest on: techniques, hardware, models, engines", _rules),
     "engine": ("a small serving engine that tells everything it does, and whose truth is known", _engine),
+    "keys": ("access keys: who may send, who may look", _keys),
+    "config": ("what the configuration file and the environment say", _config),
     "doctor": ("check ports, permissions, disk, store and a round trip", _doctor),
 }
 
@@ -393,7 +435,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except PhasewiseError as error:
-        print(f"phasewise: {error}", file=sys.stderr)
+        print(f"phasewise: {hidden(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # Python flushes stdout once more at exit; without this it would complain about the same pipe again.

@@ -9,6 +9,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from phasewise.dashboard.answers import Answers
+from phasewise.dashboard.cards import clean
 from phasewise.rules.errors import MachineError
 
 
@@ -24,6 +25,13 @@ class _Figures(Collector):
         info.add_metric([str(health["version"]), str(health["rules"])], 1)
         yield info
         yield GaugeMetricFamily("phasewise_up", "1 while the store can be read.", value=float(health["status"] == "ok"))
+        posture = self.answers.posture
+        for name, text, held in (
+            ("phasewise_insecure_no_auth", "1 while other machines reach this server without a key.", posture.insecure),
+            ("phasewise_keys_required", "1 while keys are asked for.", posture.door_required),
+            ("phasewise_content_kept", "1 while prompts and answers are stored.", posture.content),
+        ):
+            yield GaugeMetricFamily(name, text, value=float(held))
         for key, name, text in (
             ("requests", "phasewise_stored_requests", "Rows of requests in the store."),
             ("samples", "phasewise_stored_engine_samples", "Scrapes of engines in the store."),
@@ -85,7 +93,7 @@ class _Figures(Collector):
             "phasewise_writer", "Counters and watermarks of the writer, by name.", labels=["name"]
         )
         for path, value in _numbers(writer):
-            family.add_metric([path], value)
+            family.add_metric([clean(path)], value)
         yield family
 
 

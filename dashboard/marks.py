@@ -21,6 +21,7 @@ from phasewise.rules.vocabulary import CLASS_OF_CAUSE
 ANNOTATION_KINDS = ("deploy", "config", "restart", "alert", "note", "ablation")
 _SENT_AS = {"scrapes": "scrapes", "spans": "spans", "metrics": "spans", "client": "client", "rows": "auto"}
 _MOST_TEXT = 2_000
+MAX_BODY_BYTES = 256 * 2**20  # of an uploaded file, before and after decompression
 
 
 def annotation_list(answers: Answers, view: View) -> dict[str, Any]:
@@ -84,6 +85,7 @@ class Sent:
 
 def take_in(answers: Answers, body: bytes, sent: Sent) -> dict[str, Any]:
     """Stores what a file holds, told by its content; counts by kind, and what could not be used."""
+    # An upload may come from another machine: what it grows to is bounded like what it is.
     profiles = Profiles(answers.rulebook.engines)
     if sent.kind == "facts":
         statements = read_facts_file(body, sent.name, profiles)
@@ -94,10 +96,18 @@ def take_in(answers: Answers, body: bytes, sent: Sent) -> dict[str, Any]:
     modified = sent.modified_unix_ns or now
     if sent.number:
         imported = import_piece(
-            body, sent.name, profiles, modified_unix_ns=modified, received_unix_ns=now, first_number=sent.number
+            body,
+            sent.name,
+            profiles,
+            modified_unix_ns=modified,
+            received_unix_ns=now,
+            first_number=sent.number,
+            limit_bytes=MAX_BODY_BYTES,
         )
     else:
-        imported = import_bytes(body, sent.name, profiles, modified_unix_ns=modified, received_unix_ns=now)
+        imported = import_bytes(
+            body, sent.name, profiles, modified_unix_ns=modified, received_unix_ns=now, limit_bytes=MAX_BODY_BYTES
+        )
     if sent.kind != "auto" and imported.kind != "nothing" and sent.kind != _SENT_AS[imported.kind]:
         held = f"but {sent.name} holds {_SENT_AS[imported.kind]}"
         raise InputError("kind", sent.kind, held, "leave the kind out: content tells it")

@@ -116,7 +116,7 @@ class Gate:
             return
         if scope["method"] in ("GET", "HEAD") and self._is_page(scope["path"]):
             # Dash serves its document at one path; the browser reads the page from the address.
-            scope = {**scope, "path": "/", "raw_path": b"/"}
+            scope = {**scope, "path": "/", "raw_path": b"/", "asked_path": scope["path"]}
         await self.app(scope, receive, send_with_headers)
 
     def _is_page(self, path: str) -> bool:

@@ -108,6 +108,7 @@ def shell() -> html.Div:
                         ],
                         className="topbar",
                     ),
+                    html.Div(id="notice", className="banner", role="note"),
                     html.Div(id="banner", className="banner", role="status"),
                     html.Div(id="strip"),
                     html.Main(id="main", className="main", tabIndex=-1),

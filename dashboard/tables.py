@@ -15,6 +15,7 @@ from phasewise.analyzer.listing import count_requests, request_page
 from phasewise.analyzer.window import Window
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.answers import Answers
+from phasewise.dashboard.caps import require_groups
 from phasewise.dashboard.state import View
 from phasewise.dashboard.wording import PHASES, cause_text
 from phasewise.rules.errors import InputError
@@ -210,7 +211,9 @@ def slice_list(answers: Answers, view: View, by: Sequence[str], metric_name: str
     rows = answers.rows(window, view.filters)
     marked = selection(answers, view, window)
     sql = questions.slices_sql(tuple(found.name for found in dims), chosen.name)
-    frame = questions.sorted_by(questions.ask(answers.reader, sql, rows, marked=marked), dims)
+    found = questions.ask(answers.reader, sql, rows, marked=marked)
+    require_groups(found.height)
+    frame = questions.sorted_by(found, dims)
     return {
         "window": window_object(window),
         "by": [found.name for found in dims],

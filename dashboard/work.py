@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -87,7 +88,9 @@ class Works:
                 return compute(*arguments)
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, computed)
+            # In the context of the request: who asks decides what is shown.
+            context = contextvars.copy_context()
+            return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, computed)
         finally:
             self.end(work)
 

@@ -21,9 +21,11 @@ from builders import (
 from fastapi import FastAPI
 
 from phasewise.analyzer.attribution import attributor
+from phasewise.collector.access import Door
 from phasewise.collector.records import Annotation, EngineSample, Instance
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
+from phasewise.dashboard.access import Posture
 from phasewise.dashboard.api import create_app
 from phasewise.dashboard.app import attach_dash
 from phasewise.rules.load import Rulebook
@@ -96,15 +98,22 @@ def fill(store: Store) -> None:
 
 
 def make_served(
-    data: Path, rulebook: Rulebook, *, filled: bool = True, clock: Callable[[], int] = lambda: NOW_UNIX_NS
+    data: Path,
+    rulebook: Rulebook,
+    *,
+    filled: bool = True,
+    clock: Callable[[], int] = lambda: NOW_UNIX_NS,
+    posture: Posture | None = None,
 ) -> Served:
-    """An application over its own directory: filled or empty, at a fixed time unless told otherwise."""
-    data.mkdir()
+    """An application over its own directory: filled or empty, at a fixed time unless told otherwise. It asks for no keys, but has
+    the door that would."""
+    data.mkdir(exist_ok=posture is not None)
+    posture = posture or Posture(Door(data, "test", clock=clock), "127.0.0.1")
     store = Store(data / "phasewise.duckdb")
     writer = Writer(store, data, rulebook, attributor(rulebook), clock=clock)
     if filled:
         fill(store)
     info = {"host": "127.0.0.1", "otlp_grpc_port": 4317, "otlp_http_port": 4318}
-    app = create_app(store, writer, rulebook, data_dir=data, clock=clock, serve_info=info)
+    app = create_app(store, writer, rulebook, data_dir=data, clock=clock, serve_info=info, posture=posture)
     attach_dash(app, store, rulebook=rulebook, data_dir=data, clock=clock)
     return Served(app, store, writer, Client(app))

@@ -94,13 +94,15 @@ def import_bytes(
     received_unix_ns: int | None = None,
     dataset: str | None = None,
     first_number: int = 1,
+    limit_bytes: int = DOCUMENT_BYTES,
 ) -> Imported:
     """The same from bytes. modified_unix_ns: where files with relative times are placed on the time axis (their end);
-    received_unix_ns: when they count as received, by default the same; first_number: of the first line or message of a piece."""
+    received_unix_ns: when they count as received, by default the same; first_number: of the first line or message of a piece;
+    limit_bytes: after decompression."""
     at = modified_unix_ns or time.time_ns()
     source = _Source(name, profiles, at, received_unix_ns or at, dataset)
     try:
-        body = decompressed(data, DOCUMENT_BYTES)
+        body = decompressed(data, limit_bytes)
     except Damaged as error:
         raise InputError(name, "", str(error), "write it again, or in parts") from None
     if not body.strip():
@@ -121,6 +123,7 @@ def import_piece(
     modified_unix_ns: int,
     received_unix_ns: int,
     first_number: int,
+    limit_bytes: int = DOCUMENT_BYTES,
 ) -> Imported:
     """A piece of a file (pieces.py): what cannot be used at all is told as a problem, since the pieces behind it may be good."""
     try:
@@ -131,6 +134,7 @@ def import_piece(
             modified_unix_ns=modified_unix_ns,
             received_unix_ns=received_unix_ns,
             first_number=first_number,
+            limit_bytes=limit_bytes,
         )
     except InputError as error:
         bad = max(1, sum(1 for line in data.split(b"\n") if line.strip()) if data[:1] in (b"{", b"[") else 1)

@@ -188,8 +188,8 @@
     element.querySelector(".lamp-text").textContent = text;
   }
 
-  function banner(text, tone) {
-    var element = document.getElementById("banner");
+  function banner(text, tone, id) {
+    var element = document.getElementById(id || "banner");
     if (element && element.textContent !== text) {
       element.textContent = text;
       element.dataset.tone = tone;
@@ -222,6 +222,7 @@
     lost = false;
     lastOk = Date.now();
     document.body.classList.remove("is-stale");
+    banner((told.notices || []).join(" "), "red", "notice");
     if (told.status !== "ok") {
       lamp("red", "store not readable");
       banner("The store cannot be read. What is shown is from before; it comes back by itself.", "red");
@@ -267,6 +268,10 @@
     window
       .fetch("/api/v1/pulse", { signal: abort.signal, cache: "no-store" })
       .then(function (answer) {
+        if (answer.status === 401) {
+          /* The session is over, or its key is no longer in force. */
+          window.location.assign("/login?next=" + encodeURIComponent(location.pathname + location.search));
+        }
         return answer.json();
       })
       .then(onHealth)

@@ -36,6 +36,10 @@ def _count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+def _truth(value: object) -> bool:
+    return isinstance(value, bool)
+
+
 def _texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
@@ -49,6 +53,10 @@ _SECTIONS: Mapping[str, Mapping[str, tuple[str, Callable[[object], bool]]]] = {
         "otlp_grpc_port": ("a port, 0 to 65535", _port),
         "otlp_http_port": ("a port, 0 to 65535", _port),
         "scrape": ("a list of URLs", _texts),
+        "tls_cert": ("a PEM file", _text),
+        "tls_key": ("a PEM file", _text),
+        "tls_client_ca": ("a PEM file", _text),
+        "content": ("true or false", _truth),
     },
     "hardware": {
         "accelerator": ("a name that phasewise rules list gpus shows", _text),

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
+import stat
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,8 @@ class Server:
 
     url: str
     pid: int | None = None
+    key: str = field(default="", repr=False)
+    pinned: Path | None = None  # the certificate it shows, where its owner told us by a file
 
     def ask(self, path: str, parameters: Sequence[tuple[str, str]] = ()) -> Any:
         """The JSON answer of a GET."""
@@ -60,10 +64,18 @@ class Server:
     def alive(self, timeout_s: float = 2.0) -> bool:
         """It answers at all."""
         try:
-            with _opener(self.url).open(f"{self.url}/livez", timeout=timeout_s):
+            with self._opener().open(f"{self.url}/livez", timeout=timeout_s):
                 return True
         except (OSError, ValueError):
             return False
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        """Loopback is never asked through a proxy, whatever the environment says."""
+        local = (urllib.parse.urlsplit(self.url).hostname or "") in _LOOPBACK
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})] if local else []
+        if self.url.startswith("https:"):
+            handlers.append(urllib.request.HTTPSHandler(context=trust(self.pinned)))
+        return urllib.request.build_opener(*handlers)
 
     def _call(self, request: urllib.request.Request) -> Any:
         with self._answering(request) as answer:
@@ -74,8 +86,11 @@ class Server:
 
     @contextmanager
     def _answering(self, request: urllib.request.Request) -> Iterator[Any]:
+        if self.key:
+            # Not redirected: another server that this one points to must not get it.
+            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
         try:
-            with _opener(self.url).open(request, timeout=ANSWER_TIMEOUT_S) as answer:
+            with self._opener().open(request, timeout=ANSWER_TIMEOUT_S) as answer:
                 yield answer
         except urllib.error.HTTPError as error:
             raise _refusal(self.url, error) from None
@@ -84,10 +99,45 @@ class Server:
             raise MachineError(f"no answer from {self.url}: {reason} (is phasewise serve running there?)") from None
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Loopback is never asked through a proxy, whatever the environment says."""
-    local = (urllib.parse.urlsplit(url).hostname or "") in _LOOPBACK
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if local else []))
+def trust(pinned: Path | None = None) -> ssl.SSLContext:
+    """Whom to believe: the pinned certificate and nobody else, else the CAs of PHASEWISE_CA_FILE, else the system's. With the
+    client certificate of PHASEWISE_CLIENT_CERT, a PEM file of certificate and key. InputError where a file cannot be used."""
+    variables = {
+        "PHASEWISE_CA_FILE": os.environ.get("PHASEWISE_CA_FILE"),
+        "PHASEWISE_CLIENT_CERT": os.environ.get("PHASEWISE_CLIENT_CERT"),
+    }
+    name = "serve.json: tls_cert" if pinned else "PHASEWISE_CA_FILE"
+    try:
+        context = ssl.create_default_context(cafile=str(pinned) if pinned else variables["PHASEWISE_CA_FILE"])
+        if pinned:
+            # It is known by its bytes: whatever name it carries, and whoever signed it.
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        if variables["PHASEWISE_CLIENT_CERT"]:
+            name = "PHASEWISE_CLIENT_CERT"
+            context.load_cert_chain(variables["PHASEWISE_CLIENT_CERT"])
+    except OSError as error:
+        shown = str(pinned) if name.startswith("serve") else str(variables.get(name))
+        raise InputError(name, shown, f"cannot be used: {error.strerror or error}", "give a PEM file") from None
+    return context
+
+
+def api_key() -> str:
+    """The key for a server that is named: PHASEWISE_API_KEY, else what the file PHASEWISE_API_KEY_FILE holds; empty without."""
+    told = os.environ.get("PHASEWISE_API_KEY", "").strip()
+    path = os.environ.get("PHASEWISE_API_KEY_FILE", "")
+    if told or not path:
+        return told
+    try:
+        with open(path, encoding="utf-8") as opened:  # noqa: PTH123 - its mode is asked of what was opened
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            if mode & 0o077:
+                raise InputError(
+                    "PHASEWISE_API_KEY_FILE", path, f"can be read by others, mode {mode:04o}", f"chmod 600 {path}"
+                )
+            return opened.read().strip()
+    except OSError as error:
+        raise InputError("PHASEWISE_API_KEY_FILE", path, (error.strerror or str(error)).lower()) from None
 
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> PhasewiseError:
@@ -119,7 +169,8 @@ def find_server(data: Path) -> Server | None:
     path = data / "serve.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-        server = Server(str(told["url"]), int(told["pid"]))
+        pinned = Path(told["tls_cert"]) if told.get("tls_cert") else None
+        server = Server(str(told["url"]), int(told["pid"]), str(told.get("local_key") or ""), pinned)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
@@ -144,7 +195,7 @@ def _is_phasewise(pid: int) -> bool:
 def server_of(options: Any) -> Server | None:
     """The server a verb should ask: the one named, else the owner of the directory."""
     if getattr(options, "server", None):
-        return Server(options.server.rstrip("/"))
+        return Server(options.server.rstrip("/"), key=api_key())
     return find_server(options.data)
 
 
@@ -186,7 +237,12 @@ def open_data(data: Path, *, create: bool = False) -> Iterator[Local]:
     rulebook = load_rulebook()
     stated = read_configuration().hardware
     require_known(stated, rulebook)
-    store = Store(store_path(data))
+    before = os.umask(0o077)  # what is stored belongs to whoever runs this, and to nobody else
+    try:
+        store = Store(store_path(data))
+    except BaseException:
+        os.umask(before)
+        raise
     try:
         writer = Writer(store, data, rulebook, attributor(rulebook), time.time_ns, stated)
         while writer.step():
@@ -195,12 +251,13 @@ def open_data(data: Path, *, create: bool = False) -> Iterator[Local]:
             yield Local(store, GuardedReader(store), writer, rulebook)
     finally:
         store.close()
+        os.umask(before)
 
 
 def make_directory(data: Path) -> None:
-    """Creates a data directory and makes sure that it can be written."""
+    """Creates a data directory, for its owner alone, and makes sure that it can be written."""
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = data / f".write-probe-{os.getpid()}"
         probe.touch()
         probe.unlink()

@@ -184,7 +184,9 @@ def _round_trip(data: Path) -> str:
 
 def _send(host: str, told: Mapping[str, Any], body: bytes) -> str:
     times = []
-    with trace_sender(host, int(told["otlp_grpc_port"]), int(told["otlp_http_port"])) as send:
+    pinned = Path(told["tls_cert"]) if told.get("tls_cert") else None
+    ports = (int(told["otlp_grpc_port"]), int(told["otlp_http_port"]))
+    with trace_sender(host, *ports, key=str(told.get("local_key") or ""), pinned=pinned) as send:
         for transport in ("grpc", "http"):
             start = time.monotonic()
             send(transport, body)

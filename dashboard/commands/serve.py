@@ -1,7 +1,7 @@
 """`phasewise serve`: two processes, one ready line, one orderly end.
 
 receive takes OTLP into the journal, store owns the database and shows it. Each is started again alone when it ends by itself;
-the other does not notice. Nothing runs half: where a port, the directory or a lock refuses, nothing stays behind.
+the other does not notice. SIGHUP makes both read keys and certificates again. Nothing runs half: where a port, the directory or a lock refuses, nothing stays behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from phasewise.collector.access_keys import LOCAL_KEY, new_key
+from phasewise.collector.audit import audit
+from phasewise.collector.tls import SETTINGS as TLS
+from phasewise.collector.tls import Tls
+from phasewise.dashboard.commands.configuration import NAME
 from phasewise.dashboard.commands.connection import find_server, make_directory
+from phasewise.dashboard.commands.keys import require_keys
 from phasewise.dashboard.commands.ports import Wanted, is_loopback, require_free
 from phasewise.dashboard.commands.store_process import StoreService, StoreSettings
 from phasewise.dashboard.commands.supervisor import Child
@@ -29,6 +35,7 @@ from phasewise.rules.errors import InputError, MachineError
 READY_TIMEOUT_S = 120.0
 DRAIN_S = 9.0
 LOOK_S = 0.1
+CONTENT_VARIABLE = "PHASEWISE_KEEP_CONTENT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +52,42 @@ class ServeSettings:
     hardware: Mapping[str, object] = field(default_factory=dict)
     slo: str = ""
     scrape_jobs: Sequence[Mapping[str, object]] = ()
+    tls: Tls | None = None
+    content: bool = False
+
+
+def keeps_content(configured: bool, environment: Mapping[str, str]) -> bool:
+    """Whether prompts and answers are stored: only where file and environment both say so, for neither alone is said by mistake
+    on every machine that the other reaches."""
+    told = environment.get(CONTENT_VARIABLE, "")
+    if told not in ("", "0", "1"):
+        raise InputError(CONTENT_VARIABLE, repr(told), "is neither 0 nor 1")
+    if configured != (told == "1"):
+        said, missing = (
+            (NAME, f"{CONTENT_VARIABLE}=1")
+            if configured
+            else (CONTENT_VARIABLE, f"content = true in [serve] of {NAME}")
+        )
+        raise InputError(
+            said,
+            "content",
+            "says to keep prompts and answers, alone",
+            f"to keep them say {missing} too; else say neither",
+        )
+    return configured
 
 
 def run(options: Namespace) -> int:
     """Serves until SIGTERM or SIGINT."""
-    if not is_loopback(options.host) and not options.allow_remote:
+    os.umask(0o077)  # what is written here belongs to whoever runs it, and to nobody else
+    tls = Tls.of({name: getattr(options, name) for name in TLS})
+    has_keys = require_keys(options.data)
+    if not is_loopback(options.host) and not has_keys and not options.insecure_no_auth:
         raise InputError(
             "--host",
             options.host,
-            "can be reached from other machines, and there are no access keys yet",
-            "put a proxy that asks for credentials in front, or say --allow-remote",
+            "can be reached from other machines, and there are no access keys",
+            f"make one: phasewise keys create --data {options.data}; or say --insecure-no-auth",
         )
     settings = ServeSettings(
         options.data.resolve(),
@@ -67,6 +100,8 @@ def run(options: Namespace) -> int:
         dict(getattr(options, "hardware", {})),
         getattr(options, "slo", ""),
         getattr(options, "scrape_jobs", ()),
+        tls,
+        keeps_content(bool(getattr(options, "content", False)), os.environ),
     )
     make_directory(settings.data)
     with owned(settings.data):
@@ -119,6 +154,11 @@ class Supervisor:
     def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self.stopping = threading.Event()
+        self.hung_up = threading.Event()
+        # Lets the command line of the same user in: whoever can read serve.json can read all the data beside it.
+        local, self.local_token = new_key(("ingest", "read"), now_unix_ns=time.time_ns(), key_id=LOCAL_KEY)
+        shared: dict[str, object] = {"local_key_sha256": local.secret_sha256, "content": settings.content}
+        self.shared = shared | (settings.tls.settings() if settings.tls else {})
         self.receive = Child(
             "receive",
             "phasewise.collector.receiver",
@@ -127,6 +167,7 @@ class Supervisor:
                 "host": settings.host,
                 "grpc_port": settings.otlp_grpc_port,
                 "http_port": settings.otlp_http_port,
+                **self.shared,
             },
         )
         self.store = Child("store", "phasewise.dashboard.commands.store_process", {})
@@ -136,6 +177,7 @@ class Supervisor:
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        signal.signal(signal.SIGHUP, lambda *_: self.hung_up.set())
         try:
             failed = self._start()
             if failed is None:
@@ -178,6 +220,7 @@ class Supervisor:
             "hardware": dict(self.settings.hardware),
             "slo": self.settings.slo,
             "serve_info": info,
+            **self.shared,
         }
         if self.settings.all_in_one:
             self.service = StoreService(StoreSettings.from_json(json.dumps(told)))
@@ -190,8 +233,12 @@ class Supervisor:
             assert self.store.ready is not None
             port = int(self.store.ready["port"])
             self.store.settings = {**told, "port": port}
-        line = {"ready": True, "url": f"http://{host}:{port}", "port": port, **ports}
-        self._write_info(line | info)
+        scheme = "https" if self.settings.tls else "http"
+        line = {"ready": True, "url": f"{scheme}://{host}:{port}", "port": port, **ports}
+        tls = {"tls_cert": str(self.settings.tls.cert)} if self.settings.tls else {}
+        self._write_info(line | info | tls | {"local_key": self.local_token})
+        how = f"content {'kept' if self.settings.content else 'dropped'}, {'TLS' if tls else 'plain text'}"
+        audit(self.settings.data, "started", time.time_ns(), detail=f"host {self.settings.host}, {how}")
         print(json.dumps(line), flush=True)
         return None
 
@@ -220,12 +267,16 @@ class Supervisor:
     def _write_info(self, info: dict[str, object]) -> None:
         partial = self.info_path.with_suffix(".json.new")
         partial.write_text(json.dumps(info) + "\n", encoding="utf-8")
+        partial.chmod(0o600)
         partial.replace(self.info_path)
 
     def _watch(self) -> None:
         """Starts a child again that ended by itself, later each time; the other one goes on."""
         children = [self.receive] if self.settings.all_in_one else [self.receive, self.store]
         while not self.stopping.wait(LOOK_S):
+            if self.hung_up.is_set():
+                self.hung_up.clear()
+                self._reload(children)
             now = time.monotonic()
             for child in children:
                 if child.exit_code is None:
@@ -238,6 +289,14 @@ class Supervisor:
                 elif now >= child.next_start_s:
                     child.next_start_s = 0.0
                     child.start()
+
+    def _reload(self, children: list[Child]) -> None:
+        """Keys and certificates, in every process."""
+        for child in children:
+            if child.process and child.exit_code is None and child.ready:
+                child.process.send_signal(signal.SIGHUP)
+        if self.service:
+            self.service.reload()
 
     def _drain(self) -> None:
         """receive first, so that what it acknowledges last is still stored; then the store; killed after 9 s."""

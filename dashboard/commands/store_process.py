@@ -2,14 +2,16 @@
 
     python -m phasewise.dashboard.commands.store_process '{"data": DIR, "host": "127.0.0.1", "port": 8080, "scrape": [...]}'
 
-prints one JSON line when it is ready; SIGTERM drains it.
+prints one JSON line when it is ready; SIGTERM drains it, SIGHUP makes it read keys and certificates again.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -18,15 +20,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phasewise.collector.tls import SETTINGS, Tls
 from phasewise.dashboard.commands.configuration import NAME, require_known
 from phasewise.dashboard.commands.connection import make_directory, store_path
 from phasewise.dashboard.commands.ports import listener
-from phasewise.rules.errors import MachineError, PhasewiseError
+from phasewise.rules.errors import InputError, MachineError, PhasewiseError
+from phasewise.rules.secret_text import hidden, log_to_stderr
 
 if TYPE_CHECKING:
+    from phasewise.collector.access import Door
     from phasewise.collector.writer import Writer
 
 LOG = logging.getLogger("phasewise.store")
+RELOAD_LOOK_S = 0.5
 IDLE_PAUSE_S = 0.2  # a settled row is promised 2 s after its last span
 LONGEST_PAUSE_S = 5.0
 LOG_AGAIN_S = 600.0
@@ -44,6 +50,11 @@ class StoreSettings:
     hardware: Mapping[str, object] = field(default_factory=dict)
     slo: str = ""
     scrape_jobs: Sequence[Mapping[str, object]] = ()  # tables of [[scrape]]
+    content: bool = False
+    local_key_sha256: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> StoreSettings:
@@ -87,6 +98,8 @@ class StoreService:
     settings: StoreSettings
     clock: Callable[[], int] = time.time_ns
     _stops: list[Callable[[], None]] = field(default_factory=list)
+    _door: Door | None = None
+    _tls: tuple[Tls, ssl.SSLContext] | None = None
 
     def start(self) -> int:
         """Opens the store and serves; MachineError where port, directory or lock refuses, with nothing left running."""
@@ -104,17 +117,21 @@ class StoreService:
         import uvicorn
 
         from phasewise.analyzer.attribution import attributor
+        from phasewise.collector.access import Door
+        from phasewise.collector.access_keys import local_keys
         from phasewise.collector.exposition import Exposition
         from phasewise.collector.fact_reader import FactReader
         from phasewise.collector.scrape import Scraper
         from phasewise.collector.scraping.jobs import read_jobs
         from phasewise.collector.store import Store
         from phasewise.collector.writer import Writer
+        from phasewise.dashboard.access import Posture
         from phasewise.dashboard.api import create_app
         from phasewise.dashboard.app import attach_dash
         from phasewise.rules.load import load_rulebook
 
         settings = self.settings
+        tls = Tls.of({name: getattr(settings, name) for name in SETTINGS})
         rulebook = load_rulebook()
         require_known(settings.hardware, rulebook)
         store = Store(store_path(settings.data))
@@ -140,6 +157,9 @@ class StoreService:
             scraper.start()
             self._stops.append(scraper.stop)
         self._read_devices(writer)
+        door = self._door = Door(settings.data, "store", extra=local_keys(settings.local_key_sha256), clock=self.clock)
+        self._stops.append(door.close)
+        posture = Posture(door, settings.host, settings.content, tls is not None)
         app = create_app(
             store,
             writer,
@@ -148,10 +168,17 @@ class StoreService:
             clock=self.clock,
             serve_info=dict(settings.serve_info),
             site_slo=settings.slo,
+            posture=posture,
         )
         attach_dash(app, store, rulebook=rulebook, data_dir=settings.data, clock=self.clock)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=2, lifespan="on", server_header=False
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=2,
+            lifespan="on",
+            server_header=False,
+            ssl_context_factory=self._certificate(tls) if tls else None,
         )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, name="http", daemon=True)
@@ -179,6 +206,24 @@ class StoreService:
             writer.watch_also(sampler.status)
             self._run("nvml", sampler.run)
 
+    def _certificate(self, tls: Tls) -> Callable[..., ssl.SSLContext]:
+        context = tls.context()
+        self._tls = tls, context
+        return lambda *_: context
+
+    def reload(self) -> None:
+        """On SIGHUP: keys and certificate as their files are now. What cannot be used is said, and the old one goes on."""
+        if self._door:
+            self._door.reload()
+        if self._tls:
+            tls, context = self._tls
+            try:
+                tls.renew(context)
+            except InputError as error:
+                LOG.error("the certificate stays as it was: %s", error)
+                return
+        LOG.info("keys and certificates were read again")
+
     def _run(self, name: str, work: Callable[[threading.Event], None]) -> None:
         stop = threading.Event()
         thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
@@ -198,20 +243,26 @@ class StoreService:
 
 def main(argument: str) -> int:
     """The process; returns its exit code."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr("%(asctime)s %(levelname)s %(name)s %(message)s")
     for chatty in ("httpx", "httpcore"):  # a line for every scrape otherwise
         logging.getLogger(chatty).setLevel(logging.WARNING)
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
+    os.umask(0o077)
     service = StoreService(StoreSettings.from_json(argument))
+    hang_up = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: hang_up.set())
     try:
         port = service.start()
     except PhasewiseError as error:
-        print(f"phasewise: {error}", file=sys.stderr)
+        print(f"phasewise: {hidden(str(error))}", file=sys.stderr)
         return error.exit_code
     print(json.dumps({"ready": True, "port": port}), flush=True)
-    done.wait()
+    while not done.wait(RELOAD_LOOK_S):
+        if hang_up.is_set():
+            hang_up.clear()
+            service.reload()
     service.stop()
     return 0
 

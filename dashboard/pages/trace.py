@@ -13,7 +13,9 @@ from dash import Dash, dcc, html
 from phasewise.analyzer.listing import find_requests, neighbours
 from phasewise.analyzer.step_samples import read_step_samples
 from phasewise.collector.archive import SpanArchive
+from phasewise.collector.redact import redact_spans
 from phasewise.dashboard import format as fmt
+from phasewise.dashboard.access import caller, log_content_access
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.panels import (
     GRAPH_CONFIG,
@@ -289,17 +291,22 @@ def _attributes(row: Mapping[str, Any], report: Mapping[str, Any]) -> Any:
     return panel("What is known of it", table(["Field", "Value"], cells, numbers_from=9))
 
 
-def _spans(answers: Answers, trace_id: str | None) -> list[dict[str, Any]]:
+def _spans(answers: Answers, trace_id: str | None, with_content: bool = False) -> list[dict[str, Any]]:
     """Spans of the trace; none where the archive lacks them. The page stands without."""
     if not trace_id:
         return []
     found: pa.Table = SpanArchive(answers.data_dir).trace(trace_id)
+    if answers.posture.content and not with_content:
+        found, _ = redact_spans(found)
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows
 
 
 def _raw(answers: Answers, row: Mapping[str, Any]) -> Any:
-    spans = _spans(answers, row["trace_id"])
+    """Prompts and answers, where they are kept, only for who may see them; each look is in the audit log."""
+    spans = _spans(answers, row["trace_id"], with_content=caller().allows("content"))
+    if spans and answers.posture.content and caller().allows("content"):
+        log_content_access(answers.data_dir, answers.clock(), str(row["request_key"]))
     blocks = []
     for span in spans[:20]:
         try:

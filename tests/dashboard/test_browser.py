@@ -15,7 +15,9 @@ import pytest
 import uvicorn
 from builders import attributed, make_request, request_table
 from endless import ENGINE, HEAT, LIST, VERDICT, slow_down
-from stocked import Served
+from stocked import NOW_UNIX_NS, Served
+
+from phasewise.collector.access_keys import KeyFile, new_key
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -366,3 +368,40 @@ def test_a_page_outlives_the_server(browse: Callable[[Served], Browsed], served:
     assert page.get_by_text("Evidence").first.is_visible()
     assert page.evaluate("document.body.classList.contains('is-stale')")
     context.close()
+
+
+def test_a_key_opens_the_pages_and_its_end_closes_them(browse: Callable[[Served], Browsed], served: Served) -> None:
+    data = served.app.state.answers.data_dir
+    key, token = new_key(("read",), now_unix_ns=NOW_UNIX_NS)
+    KeyFile(data).add(key)
+    door = served.app.state.answers.posture.door
+    door.reload()
+    browsed = browse(served)
+    page = browsed.page
+    page.goto(f"{browsed.base}/requests?{BOUND}")
+    assert page.url.startswith(f"{browsed.base}/login?next=")
+    page.fill("#key", "phw_wrong")
+    page.click("button")
+    page.get_by_text("the key is not known").wait_for()
+    page.fill("#key", token)
+    page.click("button")
+    browsed.wait("160 in this window")
+    assert page.url == f"{browsed.base}/requests?{BOUND}"
+    assert page.evaluate("document.cookie") == "" and token not in page.content()
+    KeyFile(data).revoke(key.key_id, NOW_UNIX_NS)
+    door.reload()
+    page.wait_for_url("**/login?next=**", timeout=30_000)
+    assert browsed.foreign == []
+
+
+def test_a_login_leads_nowhere_else(browse: Callable[[Served], Browsed], served: Served) -> None:
+    key, token = new_key(("read",), now_unix_ns=NOW_UNIX_NS)
+    KeyFile(served.app.state.answers.data_dir).add(key)
+    served.app.state.answers.posture.door.reload()
+    browsed = browse(served)
+    for away in ("//evil.example/", "https://evil.example/", "/%5Cevil.example", "javascript:alert(1)"):
+        browsed.page.goto(f"{browsed.base}/login?next={away}")
+        browsed.page.fill("#key", token)
+        browsed.page.click("button")
+        browsed.page.wait_for_url("**/triage**")
+    assert browsed.foreign == []

@@ -70,7 +70,8 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], said: str, capsys: pyt
         (["analyze", "--server", "http://127.0.0.1:1"], 4, "no answer from http://127.0.0.1:1"),
         (["ingest"], 2, "names no file"),
         (["ingest", "/nowhere.json"], 2, "/nowhere.json: no such file"),
-        (["serve", "--host", "0.0.0.0"], 2, "--allow-remote"),
+        (["serve", "--host", "0.0.0.0"], 2, "phasewise keys create"),
+        (["serve", "--host", "::"], 2, "--insecure-no-auth"),
         (["doctor", "--quick", "--data", "/nowhere"], 1, ""),
     ],
 )
