@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,11 +20,21 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from phasewise.collector.journal import JournalReader, Position
+from phasewise.collector.lake import crc32c_of
 from phasewise.collector.records import SPAN_SCHEMA
+from phasewise.collector.segment import segment_numbers
 
 HOUR_NS = 3600 * 10**9
 _ROW_GROUP = 4096  # small: a look-up of one trace reads one or two
 _NOTE = "archived.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """How far the journal is archived, and the hours that each archived segment has to do with."""
+
+    segment: int
+    hours: dict[int, list[int]]
 
 
 class SpanArchive:
@@ -54,37 +65,53 @@ class SpanArchive:
     def cut(self, committed: Position) -> int:
         """Archive every closed segment that lies wholly before `committed`; returns how many."""
         done = 0
-        for number in range(self.archived_segment() + 1, committed.segment):
-            rows = self._segment_spans(number)
+        note = self._read_note()
+        for number in range(note.segment + 1, committed.segment):
+            rows, hours = self._segment_rows(number)
             if rows is not None:
                 self.write(rows, f"segment-{number:08d}")
                 done += 1
-            self._note(number)
+            note = _Note(number, {**note.hours, number: hours})
+            self._write_note(note)
         return done
 
     def archived_segment(self) -> int:
         """Number of the last archived segment; 0 when none is."""
-        try:
-            return int(json.loads((self.directory / _NOTE).read_text())["segment"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            return 0
+        return self._read_note().segment
 
-    def _segment_spans(self, number: int) -> pa.Table | None:
+    def segment_hours(self) -> dict[int, frozenset[int]]:
+        """Of archived segments that are still there: the hours since 1970 that their spans ended in and their points are of."""
+        present = set(segment_numbers(self._journal))
+        return {number: frozenset(hours) for number, hours in self._read_note().hours.items() if number in present}
+
+    def _segment_rows(self, number: int) -> tuple[pa.Table | None, list[int]]:
         reader = JournalReader(self._journal)
         position = Position(number, 0)
-        tables = []
+        tables, hours = [], set()
         while entries := reader.read(position):
             own = [entry for entry in entries if entry.position.segment == number]
             tables += [entry.rows for entry in own if entry.kind == "spans"]
+            for entry in own:
+                column = "end_unix_ns" if entry.kind == "spans" else "unix_ns"
+                hours |= set(pc.unique(pc.divide(entry.rows[column], HOUR_NS)).to_pylist())
             if len(own) < len(entries):
                 break
             position = entries[-1].position
-        return pa.concat_tables(tables) if tables else None
+        return pa.concat_tables(tables) if tables else None, sorted(hours)
 
-    def _note(self, number: int) -> None:
+    def _read_note(self) -> _Note:
+        try:
+            told = json.loads((self.directory / _NOTE).read_text())
+            return _Note(int(told["segment"]), {int(n): hours for n, hours in told.get("hours", {}).items()})
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return _Note(0, {})
+
+    def _write_note(self, note: _Note) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        present = set(segment_numbers(self._journal))
+        kept = {str(number): hours for number, hours in note.hours.items() if number in present}
         temporary = self.directory / f"{_NOTE}.{os.getpid()}"
-        temporary.write_text(json.dumps({"segment": number}))
+        temporary.write_text(json.dumps({"segment": note.segment, "hours": kept}))
         _put_in_place(temporary, self.directory / _NOTE)
 
     def _write_file(self, rows: pa.Table, hour: int, name: str) -> None:
@@ -97,7 +124,7 @@ class SpanArchive:
         temporary = folder / f".{name}.{os.getpid()}.tmp"
         ordered = rows.sort_by([("trace_id", "ascending"), ("start_unix_ns", "ascending")])
         pq.write_table(ordered, temporary, compression="zstd", row_group_size=_ROW_GROUP)
-        _put_in_place(temporary, folder / f"{name}.parquet")
+        put_file(temporary, folder / f"{name}.parquet")
 
     def _from_files(self, wanted: pa.Array, received_after_unix_ns: int) -> pa.Table:
         files = [str(path) for path in self.directory.glob("date=*/hour=*/*.parquet")]
@@ -120,6 +147,19 @@ class SpanArchive:
                 if entry.kind == "spans":
                     found.append(entry.rows.filter(pc.is_in(entry.rows["trace_id"], wanted)))
         return found
+
+
+def check_path(path: Path) -> Path:
+    """Where the CRC32C of a span file stands, in hex."""
+    return path.with_name(f"{path.name}.crc32c")
+
+
+def put_file(temporary: Path, path: Path) -> None:
+    """Move a written span file to its place, with its checksum; one without was ended in between, and is whole."""
+    check_path(path).unlink(missing_ok=True)
+    check = f"{crc32c_of(temporary):08x}\n"
+    _put_in_place(temporary, path)
+    check_path(path).write_text(check, encoding="ascii")
 
 
 def _put_in_place(written: Path, path: Path) -> None:

@@ -60,7 +60,8 @@ def match_records(transaction: Transaction, identifiers: Identifiers, records: p
 
 def _candidates(transaction: Transaction, records: pl.DataFrame) -> pl.DataFrame:
     """Rows of calls, near the records in time where these say when they were made."""
-    select = "SELECT * FROM requests WHERE coalesce(source, '') NOT LIKE 'import:%'"
+    transaction.look_back("requests")
+    select = "SELECT * FROM whole.requests WHERE coalesce(source, '') NOT LIKE 'import:%'"
     if records["quality"].fill_null("").str.contains(RELATIVE, literal=True).any():
         return typed(transaction.query(select))
     window = [records["arrival_unix_ns"].min(), records["finished_unix_ns"].max()]
@@ -189,8 +190,9 @@ def _new_only(transaction: Transaction, added: pl.DataFrame) -> pl.DataFrame:
     """Importing the same file twice adds nothing."""
     if added.is_empty():
         return added.select(list(FULL_SCHEMA))
+    transaction.look_back("requests")
     known = transaction.query(
-        "SELECT request_key FROM requests r SEMI JOIN new_rows n USING (request_key)",
+        "SELECT request_key FROM whole.requests r SEMI JOIN new_rows n USING (request_key)",
         new_rows=added.select("request_key"),
     )
     return added.join(known, on="request_key", how="anti").select(list(FULL_SCHEMA))

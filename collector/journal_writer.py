@@ -85,7 +85,7 @@ class JournalWriter:
 
     def append(self, kind: Kind, rows: pa.Table) -> Position:
         """Write rows; they are not durable before the next `sync` returns. Raises JournalFull, JournalFailed."""
-        payload = _serialized(rows)
+        payload = serialized(rows)
         head = header(CODES[kind], rows.num_rows, payload)
         size = len(head) + payload.size
         self._rotate_if_due(size)
@@ -237,7 +237,8 @@ def _new_segment(directory: Path, number: int) -> int:
     return descriptor
 
 
-def _serialized(rows: pa.Table) -> pa.Buffer:
+def serialized(rows: pa.Table) -> pa.Buffer:
+    """Rows as the payload of an entry."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema, options=_WRITE) as stream:
         stream.write_table(rows)

@@ -81,13 +81,13 @@ class Refresher:
     def recall(self, store: Store) -> None:
         """What the store holds that is not final, and what was written before its attribution."""
         found = store.query(
-            "SELECT coalesce(instance, '') AS instance, min(finished_unix_ns) AS oldest FROM requests WHERE NOT final GROUP BY 1"
+            "SELECT coalesce(instance, '') AS instance, min(finished_unix_ns) AS oldest FROM main.requests WHERE NOT final GROUP BY 1"
         )
         for instance, oldest in found.iter_rows():
             self._of(instance).oldest_provisional_unix_ns = oldest
         raw = store.query(
             "SELECT coalesce(instance, '') AS instance, min(arrival_unix_ns), min(finished_unix_ns), max(finished_unix_ns) "
-            "FROM requests WHERE revision IS NULL GROUP BY 1"
+            "FROM main.requests WHERE revision IS NULL GROUP BY 1"
         )
         for instance, arrival, low, high in raw.iter_rows():
             self._of(instance).raw = (low, high)

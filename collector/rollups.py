@@ -90,20 +90,30 @@ def _written_before(dirty: Mapping[int, int], now_ns: int, idle: bool) -> list[i
     return [start for start, written_ns in dirty.items() if written_ns <= quiet_since_ns]
 
 
-def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collection[int]) -> None:
-    """Make anew, from `requests`, the rollups of these minutes and of the 10 s inside them, and those of these hours (as Unix
-    nanoseconds of their start).
+def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collection[int], *, cold: bool = False) -> None:
+    """Make anew, from the hot `requests` (`cold`: and those of sealed hours), the rollups of these minutes and of the 10 s inside
+    them, and those of these hours (as Unix nanoseconds of their start).
 
     Durations are summed as whole nanoseconds, so the sums do not depend on the order of rows. Bucket b of a histogram holds
     values from GAMMA^b up to GAMMA^(b+1) seconds; zero and less stand in bucket -2000000000.
     """
+    if cold and (minutes or hours):
+        transaction.look_back("requests")
+    schema = "whole" if cold else "main"
     for width_s, span_ns, chosen in ((10, MINUTE_NS, minutes), (60, MINUTE_NS, minutes), (3600, HOUR_NS, hours)):
         if not chosen:
             continue
         starts = sorted(chosen)
         dirty = pl.DataFrame({"start_unix_ns": starts}, schema={"start_unix_ns": pl.Int64})
         transaction.run(_DELETE, [width_s, starts[0], starts[-1] + span_ns, span_ns, span_ns], dirty=dirty)
-        transaction.run(_insert(width_s, span_ns), [starts[0], starts[-1] + span_ns], dirty=dirty)
+        transaction.run(_insert(width_s, span_ns, schema), [starts[0], starts[-1] + span_ns], dirty=dirty)
+
+
+def rebuild_of(transaction: Transaction, rows: pl.DataFrame) -> None:
+    """Make anew the rollups that hot rows with these `finished_unix_ns` are or were in."""
+    finished = rows["finished_unix_ns"]
+    minutes, hours = (set((finished // width * width).unique().to_list()) for width in (MINUTE_NS, HOUR_NS))
+    rebuild(transaction, minutes, hours)
 
 
 def _nanoseconds(column: str, name: str) -> str:
@@ -129,7 +139,7 @@ DELETE FROM rollups WHERE width_s = ? AND bucket_unix_ns >= ? AND bucket_unix_ns
 """
 
 
-def _insert(width_s: int, span_ns: int) -> str:
+def _insert(width_s: int, span_ns: int, schema: str) -> str:
     width_ns = width_s * SECOND_NS
     return f"""
 INSERT INTO rollups BY NAME
@@ -138,7 +148,7 @@ SELECT {width_s} AS width_s, finished_unix_ns // {width_ns} * {width_ns} AS buck
   CAST(floor(log2(nullif(output_tokens, 0))) AS BIGINT) AS output_log2, model, instance, cause, outcome,
   count(*) AS requests, sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
   sum(preemptions) AS preemptions, {_COLUMNS}
-FROM requests
+FROM {schema}.requests
 WHERE finished_unix_ns >= ? AND finished_unix_ns < ?
   AND finished_unix_ns // {span_ns} * {span_ns} IN (SELECT start_unix_ns FROM dirty)
 GROUP BY ALL

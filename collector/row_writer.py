@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import polars as pl
 
+from phasewise.collector.cold import hours_touched, thaw, unknown
 from phasewise.collector.completion import NEAR_NS, Identifiers
 from phasewise.collector.device_table import add_devices, error_marks
 from phasewise.collector.exposition import Exposition, samples_of_points
@@ -38,6 +39,7 @@ class RowWriter:
     ) -> None:
         self._profiles = around.profiles
         self._clock = around.clock
+        self._cold_directory = around.store.cold_directory
         self._identifiers = identifiers
         self._memory = memory
         self._transaction = transaction
@@ -73,6 +75,7 @@ class RowWriter:
         if due.is_empty():
             return 0
         memory = self._memory
+        self._thaw(hours_touched(due, "start_unix_ns", "end_unix_ns", NEAR_NS))
         made = memory.assembly.rows_of(due)
         branched = due.filter(pl.col("parent_span_id").is_not_null()).select("trace_id").unique()
         if not branched.is_empty():
@@ -106,6 +109,7 @@ class RowWriter:
 
     def write_samples(self, samples: pl.DataFrame, settings: list[SeenSettings]) -> int:
         """Samples that are not there yet, and the settings that came with them; how many are new."""
+        self._thaw(hours_touched(samples, "unix_ns", "unix_ns", NEAR_NS))
         parted = self.apart(samples)
         names = dict(zip(samples.select("instance", "unix_ns").iter_rows(), parted["instance"], strict=True))
         new = add_samples(self._transaction, parted)
@@ -160,6 +164,10 @@ class RowWriter:
         low, high = self._memory.registry.sampled_range(instance)
         self._memory.refresher.touch(instance, max(low, high - REJOINED_NS), high)
 
+    def _thaw(self, hours: set[int]) -> bool:
+        """Sealed hours that something late touches become hot again; whether any of these hours ever was sealed."""
+        return thaw(self._transaction, self._cold_directory, hours, self._clock())
+
     def _delete(self, keys: list[str], spans: pl.DataFrame) -> None:
         low, high = spans["start_unix_ns"].min(), spans["end_unix_ns"].max()
         assert isinstance(low, int) and isinstance(high, int)
@@ -176,6 +184,8 @@ class RowWriter:
 
     def _write_steps(self, spans: pl.DataFrame) -> None:
         steps, broken = steps_of(spans)
+        if self._thaw(hours_touched(steps, "start_unix_ns", "start_unix_ns", NEAR_NS)):
+            steps = unknown(self._transaction, "engine_steps", steps)  # older than what the ledger knows
         self._memory.counters.add("broken_step_spans", broken)
         self._memory.counters.add("steps", steps.height)
         self._transaction.insert("engine_steps", steps)

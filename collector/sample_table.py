@@ -38,8 +38,9 @@ def deviations(transaction: Transaction) -> Deviation:
 
     def of_spans(instance: str, low: int, high: int) -> Ends:
         if (instance, low, high) not in finished:
+            transaction.look_back("requests")  # a join rests on the whole life of both sides
             stored = transaction.query(
-                "SELECT finished_unix_ns, e2e_s FROM requests WHERE instance = ? AND outcome = 'ok' "
+                "SELECT finished_unix_ns, e2e_s FROM whole.requests WHERE instance = ? AND outcome = 'ok' "
                 "AND finished_unix_ns BETWEEN ? AND ? ORDER BY finished_unix_ns",
                 [instance, low, high],
             )
@@ -48,8 +49,9 @@ def deviations(transaction: Transaction) -> Deviation:
 
     def of_scrape(instance: str, low: int, high: int) -> Counters:
         if (instance, low, high) not in counts:
+            transaction.look_back("engine_samples")
             rows = transaction.query(
-                "SELECT unix_ns, finished, e2e_sum_s FROM engine_samples WHERE instance = ? AND finished IS NOT NULL "
+                "SELECT unix_ns, finished, e2e_sum_s FROM whole.engine_samples WHERE instance = ? AND finished IS NOT NULL "
                 "AND unix_ns BETWEEN ? AND ? ORDER BY unix_ns",
                 [instance, low, high],
             )

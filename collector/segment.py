@@ -93,6 +93,12 @@ def header(kind: int, rows: int, payload: bytes | pa.Buffer) -> bytes:
     return b"".join((fields, _CHECK.pack(google_crc32c.value(fields)), _PADDING))
 
 
+def reframed(frame: Frame, rows: int, payload: bytes) -> bytes:
+    """An entry of the same size in the place of another: a stream of rows ends before the zeros that follow it."""
+    padded = payload.ljust(len(frame.payload), b"\0")
+    return header(frame.kind, rows, padded) + padded
+
+
 def frames(descriptor: int, start: int) -> Iterator[Frame | Gap]:
     """Entries of an open segment from byte `start` on, and the gaps between them."""
     size = os.fstat(descriptor).st_size

@@ -19,10 +19,13 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 
+from phasewise.collector.cold import SCHEMA, choose_files, make_views
+from phasewise.collector.migration import drop_copies, keep_copy, prepare, version_of
 from phasewise.collector.patience import Patience
+from phasewise.collector.reach import EVER, reach
 from phasewise.collector.readers import Readers
-from phasewise.collector.records import columns, duckdb_columns
-from phasewise.collector.tables import RECORDS, SCHEMA_VERSION, TABLES
+from phasewise.collector.store_errors import cannot_open
+from phasewise.collector.tables import SCHEMA_VERSION
 from phasewise.rules.errors import MachineError
 
 STORAGE_VERSION = "v1.5.0"  # so that one release back can still read a file made by this one
@@ -30,7 +33,6 @@ CHECKPOINT_THRESHOLD = "256MB"
 THREADS = 2
 MEMORY_LIMIT = "2GB"
 _REOPEN_AFTER_S = 1.0
-_HOLDER = re.compile(r"held in (.+?) \(PID (\d+)\)")
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*$")
 
 
@@ -50,9 +52,33 @@ class Store:
         self._tried_at = 0.0
         self._closed = False
         self._readers = Readers()
+        self.cold_directory = path.parent.resolve() / "cold"
         self._connection = self._open()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
+        connection = self._attached()
+        try:
+            statements = Transaction(connection)
+            version = version_of(statements, self.path)
+            if version is not None and version != SCHEMA_VERSION:
+                connection.execute("CHECKPOINT")
+                connection.close()
+                keep_copy(self.path, version)
+                connection = self._attached()
+                statements = Transaction(connection)
+            connection.execute("BEGIN TRANSACTION")
+            prepare(statements, version)
+            make_views(statements, self.cold_directory)
+            connection.execute("COMMIT")
+        except duckdb.Error as error:
+            connection.close()
+            raise cannot_open(self.path, str(error)) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _attached(self) -> duckdb.DuckDBPyConnection:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             connection = duckdb.connect(
@@ -70,18 +96,76 @@ class Store:
         except OSError as error:
             raise MachineError(f"{self.path}: {error.strerror or error} (check owner and free space)") from error
         except duckdb.Error as error:
-            raise _cannot_open(self.path, error) from error
-        # The file is open: nothing else on this machine is needed, so nothing else can be reached from SQL.
+            raise cannot_open(self.path, str(error)) from error
+        # The file is open: but for the cold tier nothing else on this machine is needed, so nothing else can be reached from SQL.
+        connection.execute("SET allowed_directories = ?", [[str(self.cold_directory)]])
         connection.execute("SET enable_external_access = false")
         connection.execute(f"SET checkpoint_threshold = '{CHECKPOINT_THRESHOLD}'")
         connection.execute("SET lock_configuration = true")
         connection.execute("USE phasewise")
-        try:
-            _prepare(connection, self.path)
-        except BaseException:
-            connection.close()
-            raise
         return connection
+
+    def copy_to(self, path: Path) -> pl.DataFrame:
+        """Copy the hot tables into a new file below the cold directory, as they are after one commit; its `positions`.
+
+        The writer goes on meanwhile. Deleted rows leave no byte in the copy.
+        """
+        cursor = self._cursor()
+        escaped = str(path).replace("'", "''")
+        try:
+            cursor.execute(f"ATTACH '{escaped}' AS copied (STORAGE_VERSION '{STORAGE_VERSION}')")
+            try:
+                cursor.execute("BEGIN TRANSACTION")
+                found = cursor.execute(
+                    "SELECT table_name FROM duckdb_tables() WHERE database_name = 'phasewise' AND schema_name = 'main'"
+                ).fetchall()
+                for (table,) in sorted(found):
+                    cursor.execute(f'CREATE TABLE copied.main."{table}" AS FROM phasewise.main."{table}"').fetchall()
+                positions: pl.DataFrame = cursor.sql("SELECT name, position FROM copied.main.positions").pl()
+                cursor.execute("COMMIT")
+                return positions
+            finally:
+                with contextlib.suppress(duckdb.Error):
+                    cursor.execute("ROLLBACK")
+                cursor.execute("USE phasewise")
+                cursor.execute("DETACH copied")
+        except duckdb.FatalException as error:
+            self._die(error)
+            raise self._broken() from error
+        except duckdb.Error as error:
+            raise MachineError(f"{path}: the store cannot be copied: {str(error).splitlines()[0]}") from error
+        finally:
+            cursor.close()
+
+    def rewrite(self) -> None:
+        """Make the file anew, so that no byte of a deleted row is left in it. Who reads meanwhile is told to try again."""
+        fresh = self.cold_directory / f".rewritten-{self.path.name}"
+        self.cold_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._write_lock:
+            fresh.unlink(missing_ok=True)
+            self.copy_to(fresh)
+            with self._state_lock:
+                self._dead_because = "its file is being written anew"
+                self._connection.close()
+                self.path.with_name(f"{self.path.name}.wal").unlink(missing_ok=True)
+                fresh.replace(self.path)
+                self._connection = self._open()
+                self._dead_because = ""
+
+    def verify(self) -> str:
+        """Read every block of the hot tables; what is wrong with them, empty where nothing is."""
+        found = self.query(
+            "SELECT table_name FROM duckdb_tables() WHERE database_name = 'phasewise' AND schema_name = 'main'"
+        )
+        for table in found["table_name"]:
+            cursor = self._cursor()
+            try:
+                cursor.execute(f'SELECT bit_xor(hash(t)) FROM main."{table}" t').fetchall()
+            except duckdb.Error as error:
+                return f"table {table}: {str(error).splitlines()[0]}"
+            finally:
+                cursor.close()
+        return ""
 
     def query(
         self, sql: str, parameters: Sequence[object] = (), *, patience: Patience | None = None, waits: bool = True
@@ -98,9 +182,12 @@ class Store:
             return self._query(sql, parameters, patience)
 
     def _query(self, sql: str, parameters: Sequence[object], patience: Patience | None = None) -> pl.DataFrame:
-        cursor = self._cursor()
+        cursor, connection = self._cursor(), self._connection
         try:
             with self._readers.watched(_Running(cursor), patience) if patience else contextlib.nullcontext():
+                cursor.execute("BEGIN TRANSACTION")  # cold files and hot rows of one moment
+                if self._reaches_cold(cursor, sql, parameters):
+                    cursor.execute(f"USE phasewise.{SCHEMA}")
                 relation = cursor.sql(sql, params=list(parameters) or None)
                 return _plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
         except duckdb.InterruptException:
@@ -111,11 +198,16 @@ class Store:
             self._die(error)
             raise self._broken() from error
         except duckdb.ConnectionException as error:
-            if self._dead_because:  # closed, or opened again, while this one ran
+            if self._dead_because or connection is not self._connection:  # closed, or opened again, while this one ran
                 raise self._broken() from error
             raise
         finally:
             cursor.close()
+
+    def _reaches_cold(self, cursor: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[object]) -> bool:
+        if cursor.execute("SELECT count(*) FROM main.cold_files").fetchall() == [(0,)]:
+            return False
+        return choose_files(Transaction(cursor), self.cold_directory, reach(sql, parameters))
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Transaction]:
@@ -126,7 +218,7 @@ class Store:
                 yield outer
                 return
             cursor = self._cursor()
-            transaction = Transaction(cursor)
+            transaction = Transaction(cursor, self.cold_directory)
             try:
                 cursor.execute("BEGIN TRANSACTION")
                 self._open_transaction: Transaction | None = transaction
@@ -143,16 +235,18 @@ class Store:
                 self._open_transaction = None
                 cursor.close()
 
-    def checkpoint(self) -> None:
-        """Move the write-ahead log into the file; for idle moments."""
+    def checkpoint(self) -> bool:
+        """Move the write-ahead log into the file; for idle moments. False where a reader or the disk did not let it."""
         with self._write_lock:
             cursor = self._cursor()
             try:
                 cursor.execute("CHECKPOINT")
+                return True
             except duckdb.TransactionException:
-                pass  # a reader is open: the next idle moment will do
+                return False  # a reader is open: the next idle moment will do
             except duckdb.FatalException as error:
                 self._die(error)
+                return False
             finally:
                 cursor.close()
 
@@ -163,12 +257,15 @@ class Store:
 
     def close(self) -> None:
         with self._state_lock:
+            broken = bool(self._dead_because)
             self._closed = True
             self._dead_because = "it was closed"
             self._tried_at = float("inf")  # never opened again
         self._readers.close()
         with self._write_lock, contextlib.suppress(duckdb.Error):
             self._connection.close()
+        if not broken:
+            drop_copies(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -209,7 +306,7 @@ class Store:
 
     def _broken(self) -> MachineError:
         return MachineError(
-            f"{self.path}: the store does not answer: {self._dead_because} (it is opened again by itself)"
+            f"{self.path}: the store does not answer: {self._dead_because or 'it was opened anew'} (it is opened again by itself)"
         )
 
 
@@ -225,10 +322,20 @@ class _Running:
 
 
 class Transaction:
-    """Statements of one transaction of the writer."""
+    """Statements of one transaction of the writer. Tables are the hot ones; `whole.` before a name means the cold rows too."""
 
-    def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
+    def __init__(self, cursor: duckdb.DuckDBPyConnection, cold_directory: Path | None = None) -> None:
         self._cursor = cursor
+        self._cold_directory = cold_directory
+
+    @property
+    def cold_directory(self) -> Path:
+        assert self._cold_directory is not None
+        return self._cold_directory
+
+    def look_back(self, *kinds: str) -> None:
+        """Makes `whole.<kind>` see all of the cold tier in the statements that follow."""
+        choose_files(self, self.cold_directory, dict.fromkeys(kinds, EVER))
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> None:
         self._cursor.execute(sql, list(parameters) or None)
@@ -248,7 +355,7 @@ class Transaction:
         """Append rows; columns are matched by name, absent ones are NULL."""
         _check_identifier(table)
         if len(rows):
-            self.run(f"INSERT INTO {table} BY NAME SELECT * FROM new_rows", new_rows=rows)
+            self.run(f"INSERT INTO main.{table} BY NAME SELECT * FROM new_rows", new_rows=rows)
 
     @contextlib.contextmanager
     def _registered(self, frames: dict[str, pl.DataFrame | pa.Table]) -> Iterator[None]:
@@ -259,46 +366,6 @@ class Transaction:
         finally:
             for name in frames:
                 self._cursor.unregister(name)
-
-
-def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """Create what is missing; refuse a file of a newer release."""
-    connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER, written_unix_s BIGINT)")
-    found = connection.execute("SELECT max(version) FROM schema_version").fetchone()
-    version = found[0] if found else None
-    if version is not None and version > SCHEMA_VERSION:
-        raise MachineError(
-            f"{path}: written by a newer release (schema {version}, this one knows {SCHEMA_VERSION}); "
-            "upgrade phasewise, or start with another --data folder"
-        )
-    for table, definition in TABLES.items():
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({definition})")
-    for table, record in RECORDS.items():
-        _add_missing_columns(connection, table, record)
-    if version != SCHEMA_VERSION:
-        connection.execute("INSERT INTO schema_version VALUES (?, ?)", [SCHEMA_VERSION, int(time.time())])
-
-
-def _add_missing_columns(connection: duckdb.DuckDBPyConnection, table: str, record: type) -> None:
-    present = {row[0] for row in connection.execute(f"SELECT column_name FROM (DESCRIBE {table})").fetchall()}
-    missing = [name for name in columns(record) if name not in present]
-    definitions = dict(zip(columns(record), duckdb_columns(record).split(", "), strict=True))
-    for name in missing:
-        connection.execute(f"ALTER TABLE {table} ADD COLUMN {definitions[name]}")
-
-
-def _cannot_open(path: Path, error: duckdb.Error) -> MachineError:
-    text = str(error)
-    if holder := _HOLDER.search(text):
-        return MachineError(
-            f"{path}: another process has the store open: PID {holder[2]} ({holder[1]}); "
-            "ask it through its address in serve.json, or stop it"
-        )
-    if "Permission denied" in text or "Read-only" in text:
-        return MachineError(
-            f"{path}: no permission to write the store (check the folder's owner, or choose another --data)"
-        )
-    return MachineError(f"{path}: the store cannot be opened: {text.splitlines()[0]}")
 
 
 def _plain_integers(frame: pl.DataFrame) -> pl.DataFrame:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from phasewise.collector import records
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: sealed hours, and the cold files they stand in
 ROLLUP_SUMS = ("e2e", "ttft", "queue", "context", "prefill", "first_token", "decode", "external")
 ROLLUP_HISTOGRAMS = ("e2e", "ttft", "tpot", "queue")
 GAMMA = 1.02  # bucket b holds values in [GAMMA^b, GAMMA^(b+1)): 1 % off at the middle
@@ -56,6 +56,34 @@ class LedgerEntry:
     received_unix_ns: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedHour:
+    """An hour (whole hours since 1970) that has been moved to the cold tier, and what became of it since."""
+
+    hour: int
+    generation: int  # how often it was written
+    state: str  # sealed: in cold_files; thawed: back in the hot tables; expired: deleted, only its rollups are left
+    sealed_unix_ns: int
+    thawed_unix_ns: int | None = None
+    received_unix_ns: int | None = None  # the last receipt of a row in it: retention counts from here
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdFile:
+    """A Parquet file of the cold tier whose rows readers see."""
+
+    kind: str
+    hour: int
+    path: str  # relative to DIR/cold
+    rows: int
+    bytes: int
+    crc32c: int
+    columns: str  # names, sorted, with commas
+    low_unix_ns: int  # first and last time of its rows
+    high_unix_ns: int
+
+
 def _rollups() -> str:
     sums = [f'"{name}_ns" HUGEINT' for name in ROLLUP_SUMS]
     causes = [f'"{column.removesuffix("_s")}_ns" HUGEINT' for column in CAUSE_COLUMNS]
@@ -92,6 +120,8 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "counters": _columns(Counter),
         "span_ledger": _columns(LedgerEntry).replace("BIGINT", "UBIGINT", 3),
         "supplements": _columns(records.Request),
+        "sealed_hours": _columns(SealedHour),
+        "cold_files": _columns(ColdFile),
     }
 )
 # Files of older releases get the columns they lack; these records say which.

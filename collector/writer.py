@@ -8,6 +8,7 @@ rows are seen before that. Whatever fails is rolled back, and the next pass star
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,8 @@ from phasewise.collector.archive import SpanArchive
 from phasewise.collector.attribution import typed
 from phasewise.collector.buffer import SETTLE_NS
 from phasewise.collector.client_records import match_records
-from phasewise.collector.completion import Identifiers
+from phasewise.collector.cold import hours_touched, thaw
+from phasewise.collector.completion import NEAR_NS, Identifiers
 from phasewise.collector.context import Attribute
 from phasewise.collector.exposition import Exposition, samples_of_points
 from phasewise.collector.facts import Statement
@@ -32,16 +34,20 @@ from phasewise.collector.identity import identities
 from phasewise.collector.import_marks import Mark, position_of, write_mark
 from phasewise.collector.importers import Imported
 from phasewise.collector.journal import JournalReader, Position
+from phasewise.collector.kept_segments import KeptSegments
+from phasewise.collector.lake import KINDS
 from phasewise.collector.phases import told_within
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import SPAN_SCHEMA, Annotation
 from phasewise.collector.registry import facts_names
 from phasewise.collector.row_writer import RowWriter
+from phasewise.collector.sidecar import CommitLog, Committed
 from phasewise.collector.store import Store, Transaction
 from phasewise.collector.writer_memory import Surroundings, recalled
-from phasewise.rules.errors import InputError
+from phasewise.rules.errors import InputError, MachineError
 from phasewise.rules.load import Rulebook
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 READ_ENTRIES = 256
 READ_ROWS = 32_768
@@ -71,6 +77,7 @@ class Writer:
         self._identifiers = Identifiers(rulebook.engines.values())
         self._archive = SpanArchive(data_dir)
         self._reader = JournalReader(data_dir / "journal")
+        self._kept = KeptSegments(store, self._archive, data_dir / "journal", clock)
         self._around = Surroundings(store, self._reader, self._archive, self._profiles, attribute, stated, clock)
         self._lock = threading.RLock()
         self._housekept_ns = 0
@@ -80,8 +87,11 @@ class Writer:
         self._scrapes: Callable[[], list[dict[str, object]]] = list
         self._sources: list[Callable[[], list[dict[str, object]]]] = []
         self._answers: Callable[[], list[dict[str, object]]] = list
-        self._memory = recalled(self._around)
-        self._stale = False  # memory must be read anew from the store
+        self._told: dict[str, Callable[[], object]] = {}
+        self._commits = CommitLog(data_dir / "watermark")
+        self._losses: list[str] = []
+        self._recover()
+        self.report_loss(self._commits.missing())
 
     # --- what others call -------------------------------------------------------------------------------------------
 
@@ -93,6 +103,7 @@ class Writer:
             self._guarded(self._rollups)
             if self._clock() - self._housekept_ns > HOUSEKEEPING_NS:
                 self._guarded(self._housekeeping)
+            self._commits.catch_up()
             return max(settled, attributed)
 
     def add_spans(self, rows: pa.Table) -> int:
@@ -218,6 +229,27 @@ class Writer:
         """One more place that samples come from."""
         self._sources.append(sources)
 
+    def tell(self, name: str, told: Callable[[], object]) -> None:
+        """Where health reads how something else goes, under that name."""
+        self._told[name] = told
+
+    def report_loss(self, text: str) -> None:
+        """Something that was stored is not there any more: said in health and as a mark on the time axis."""
+        if text:
+            log.error("%s", text)
+            self._losses.append(text)
+            with contextlib.suppress(MachineError):  # where nothing can be written, health says both
+                self.annotate([Annotation(unix_ns=self._clock(), kind="loss", text=text, source="store")])
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[Committed]:
+        """Nothing is written inside, and memory is read anew after; gives the state that is committed."""
+        with self._lock:
+            try:
+                yield self._commits.committed
+            finally:
+                self._stale = True
+
     def health(self) -> dict[str, object]:
         """What data health shows: counters, unmapped spans, watermarks, unjoined samples, journal position and lag."""
         with self._lock:
@@ -229,6 +261,8 @@ class Writer:
                 "scrapes": self._scrapes(),
                 "scrape_sources": [one for sources in self._sources for one in sources()],
                 "engine_answers": self._answers(),
+                "losses": list(self._losses),
+                **{name: told() for name, told in self._told.items()},
                 "counters": memory.counters.named(),
                 "unmapped": memory.counters.labels("unmapped_spans"),
                 "watermarks": {k: v for k, v in memory.watermarks.all(now).items() if abs(v) < 2**61},
@@ -239,6 +273,7 @@ class Writer:
                     "lag_bytes": self._reader.lag_bytes(memory.position),
                     "archived_segment": self._archive.archived_segment(),
                     **self._reader.counters,
+                    **self._kept.facts(),
                 },
                 "open_spans": memory.assembly.buffer.open.height,
                 "evicted_traces": memory.assembly.buffer.evicted,
@@ -266,12 +301,14 @@ class Writer:
         if self._wrote:
             self._write_error = ""
             self._memory.counters.commit()
+            self._commits.commit()
         return done
 
     def _recover(self) -> None:
         """Read memory from what is committed."""
         self._memory = recalled(self._around)
-        self._stale = False
+        self._commits.recall(self._memory.commit)
+        self._stale = False  # otherwise memory must be read anew from the store
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[tuple[Transaction, RowWriter]]:
@@ -305,7 +342,7 @@ class Writer:
         return changes
 
     def _unjoined_samples(self) -> int:
-        return int(self._store.query("SELECT count(*) AS n FROM engine_samples WHERE NOT joined")["n"].item())
+        return int(self._store.query("SELECT count(*) AS n FROM main.engine_samples WHERE NOT joined")["n"].item())
 
     # --- imports ----------------------------------------------------------------------------------------------------
 
@@ -319,6 +356,7 @@ class Writer:
             settled = rows.settle(due, now, ended=True)
             rows.rejoin(now, force=True)
             attributed = self._memory.refresher.refresh(transaction, now, force=True)
+            self._commits.add_own_rows(max(settled, attributed))
             if self._memory.counters.value("spans") > admitted:
                 self._archive.write(received.cast(SPAN_SCHEMA), f"import-{now}")
             self._finish_import(transaction)
@@ -331,6 +369,7 @@ class Writer:
         with self._writing() as (transaction, rows):
             devices = rows.write_devices(found)
             count = rows.write_samples(samples, settings) + devices
+            self._commits.add_own_rows(count)
             if not samples.is_empty():  # a page of devices changes no row of requests
                 rows.rejoin(now, force=True)
                 parted = rows.apart(samples)
@@ -355,6 +394,9 @@ class Writer:
     def _import_rows(self, table: str, rows: pa.Table, source: str) -> int:
         """Rows as another store held them: not judged again. Memory is read anew, since they may be of instances it knows."""
         with self._store.write() as transaction:
+            if table in KINDS:
+                column = KINDS[table]
+                self._thaw(transaction, hours_touched(frame_of(rows), column, column, 0))
             if table == exchange.SPANS:
                 new = ledger.admit(transaction, frame_of(rows)).spans
                 self._archive.write(new.to_arrow().cast(SPAN_SCHEMA), f"import-{source}")
@@ -364,7 +406,8 @@ class Writer:
                 self._memory.dirty.add(new, self._clock())
                 self._memory.dirty.rebuild_all(transaction)
                 self._memory.dirty.store(transaction)
-            self._wrote = True
+            self._commits.add_own_rows(new.height)
+            self._number(transaction)
         self._stale = True
         return new.height
 
@@ -372,7 +415,10 @@ class Writer:
         now = self._clock()
         with self._store.write() as transaction:
             matched = match_records(transaction, self._identifiers, records)
+            for changed in (matched.completed, matched.added):
+                self._thaw(transaction, hours_touched(changed, "arrival_unix_ns", "finished_unix_ns", NEAR_NS))
             self._memory.watermarks.see(matched.added, now, ended=True)
+            self._commits.add_own_rows(matched.added.height + matched.completed.height)
             whole = pl.concat([matched.completed, matched.added])
             self._memory.refresher.take(transaction, whole, matched.completed["request_key"].to_list(), now)
             self._memory.refresher.refresh(transaction, now, force=True)
@@ -390,8 +436,16 @@ class Writer:
         if self._write_error:  # a write of any kind tells whether writing works again
             transaction.execute("DELETE FROM positions WHERE name = 'tried'")
             transaction.execute("INSERT INTO positions VALUES ('tried', ?)", [str(self._clock())])
-        self._wrote = True
         self._memory.store(transaction)
+        self._number(transaction)
+
+    def _number(self, transaction: Transaction) -> None:
+        self._wrote = True
+        self._commits.store(transaction, self._clock(), str(self._memory.position or Position(0, 0)))
+
+    def _thaw(self, transaction: Transaction, hours: set[int]) -> None:
+        """Sealed hours that something late touches become hot again."""
+        thaw(transaction, self._store.cold_directory, hours, self._clock())
 
     def _rollups(self) -> None:
         if self._memory.dirty.is_due(self._clock(), self._idle):
@@ -407,5 +461,4 @@ class Writer:
             return
         self._archive.cut(self._memory.position)
         open_from = self._store.query("SELECT position FROM positions WHERE name = 'open_from'")
-        keep = min(Position.parse(open_from["position"].item()), Position(self._archive.archived_segment() + 1, 0))
-        self._reader.drop_before(keep)
+        self._kept.release(Position.parse(open_from["position"].item()))

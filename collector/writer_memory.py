@@ -53,6 +53,7 @@ class Memory:
     restarts: Restarts = field(default_factory=Restarts)
     places: Places = field(default_factory=Places)
     rejoined_ns: int = 0
+    commit: str = ""  # the number of the last one, as the store has it
 
     def store(self, transaction: Transaction) -> None:
         """Positions, counters, instances and what is dirty go with the rows they belong to."""
@@ -83,4 +84,6 @@ def recalled(around: Surroundings) -> Memory:
     assembly = Assembly(around.profiles, around.archive, counters, around.clock)
     if "open_from" in positions and position is not None:
         assembly.reload(around.reader, Position.parse(positions["open_from"]), position)
-    return Memory(position, counters, registry, watermarks, dirty, refresher, assembly)
+    return Memory(
+        position, counters, registry, watermarks, dirty, refresher, assembly, commit=positions.get("commit", "")
+    )

@@ -32,7 +32,7 @@ COOKIE = "phasewise-session"
 SESSION_S = 12 * 3600.0
 _SESSIONS = 1000
 PUBLIC: tuple[str, ...] = ()
-_READ, _SEND = ("read",), ("ingest",)
+_READ, _SEND, _ADMIN = ("read",), ("ingest",), ("admin",)
 # (method, path as the route says it) to the scopes of which one is enough. HEAD is as GET.
 RULES: Mapping[tuple[str, str], tuple[str, ...]] = {
     # Probes of orchestrators, which tell nothing of the data; the login itself.
@@ -62,6 +62,8 @@ RULES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("POST", "/api/v1/ingest"): _SEND,
     ("GET", "/api/v1/imports/{file}"): _SEND,
     ("GET", "/api/v1/export/{table}"): _READ,
+    ("POST", "/api/v1/db/snapshot"): _ADMIN,
+    ("POST", "/api/v1/db/purge"): _ADMIN,
     # The pages: files, layout, and callbacks, which only read.
     ("GET", "/"): _READ,
     ("GET", "/assets/{path:path}"): _READ,

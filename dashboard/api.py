@@ -25,7 +25,7 @@ from phasewise.analyzer.window import parse_slo
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
 from phasewise.dashboard import answers as asked
-from phasewise.dashboard import exporting, marks, tables
+from phasewise.dashboard import exporting, housekeeping, marks, tables
 from phasewise.dashboard.access import Access, Posture, Sessions
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.data_health import data_health as data_health_of
@@ -285,6 +285,20 @@ def _writes(app: FastAPI, answers: Answers) -> None:
         told = _object(await json_body(request), "")
         return JSONResponse(await run_in_threadpool(marks.judge, answers, told), 201)
 
+    @app.post("/api/v1/db/snapshot", dependencies=[_takes()])
+    async def snapshot(request: Request) -> Any:
+        """For a backup: the answer names a folder below the data folder, which whoever asks copies and removes."""
+        _object(await json_body(request), "")
+        return JSONResponse(await run_in_threadpool(housekeeping.snapshot, answers.store, answers.data_dir), 201)
+
+    @app.post("/api/v1/db/purge", dependencies=[_takes()])
+    async def purge(request: Request) -> Any:
+        told = _object(await json_body(request), "")
+        where, before = _texts(told, "where"), str(told.get("before") or "")
+        now = answers.clock()
+        work = (answers.store, answers.writer, answers.data_dir, where, before, now)
+        return await run_in_threadpool(housekeeping.purged, *work)
+
     @app.post(
         "/api/v1/ingest", dependencies=[_takes("kind", "name", "number", "file", "position", "modified", "instance")]
     )
@@ -305,6 +319,13 @@ def _writes(app: FastAPI, answers: Answers) -> None:
             raise InputError("body", "", "is empty", "send the content of the file")
         sent = marks.Sent(kind, name, number, file, position, modified, instance)
         return await run_in_threadpool(marks.take_in, answers, body, sent)
+
+
+def _texts(told: Mapping[str, object], name: str) -> list[str]:
+    found = told.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise InputError("body", name, "is not a list of texts", f'send {{"{name}": ["KEY:OP:VALUE"]}}')
+    return found
 
 
 def _object(value: object, where: str) -> Mapping[str, object]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phasewise.dashboard.commands.db_grammar import db_actions
 from phasewise.rules.errors import PhasewiseError
 from phasewise.rules.secret_text import hidden
 
@@ -93,6 +94,12 @@ def _serve(parser: argparse.ArgumentParser) -> None:
         type=_url,
         metavar="URL",
         help="read these engine metrics once a second, e.g. http://localhost:8000/metrics; may be repeated",
+    )
+    parser.add_argument(
+        "--on-corruption",
+        choices=("quarantine", "fail"),
+        default="quarantine",
+        help="a damaged store is moved aside and made anew from journal and cold tier, or nothing starts (%(default)s)",
     )
     parser.add_argument("--all-in-one", action="store_true", help="run the store in this process (for tests)")
     parser.add_argument(
@@ -360,6 +367,12 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
     _json(parser)
 
 
+def _db(parser: argparse.ArgumentParser) -> None:
+    for action in db_actions(parser):
+        _data(action)
+        _json(action)
+
+
 VERBS = {
     "serve": ("receive telemetry, judge it, show it", _serve),
     "demo": ("replay two recordings of a real vLLM, run the instrumented engine, and judge all three", _demo),
@@ -372,6 +385,7 @@ VERBS = {
     "engine": ("a small serving engine that tells everything it does, and whose truth is known", _engine),
     "keys": ("access keys: who may send, who may look", _keys),
     "config": ("what the configuration file and the environment say", _config),
+    "db": ("backup, restore, check and purge of a data directory", _db),
     "doctor": ("check ports, permissions, disk, store and a round trip", _doctor),
 }
 
@@ -391,8 +405,8 @@ def parser(configured: Configuration | None = None) -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         arguments(verb)
         if configured and name in ("serve", "doctor"):
-            verb.set_defaults(**configured.serve, hardware=configured.hardware, slo=configured.slo)
-            verb.set_defaults(scrape_jobs=configured.scrape_jobs)
+            told = {"hardware": configured.hardware, "slo": configured.slo, "retention": configured.retention}
+            verb.set_defaults(**configured.serve, **told, scrape_jobs=configured.scrape_jobs)
         if configured and name == "analyze":
             verb.set_defaults(slo=configured.slo)
     return root

@@ -330,5 +330,7 @@ def health_strip(answers: Answers, view: View) -> Any:
 
 
 def banner_text(health: Mapping[str, object]) -> str:
-    """What the sticky banner says while the store is not well."""
-    return f"{health['error']} ({health['remedy']})" if health.get("status") != "ok" else ""
+    """What the sticky banner says while the store is not well, or has lost something."""
+    if health.get("status") != "ok":
+        return f"{health['error']} ({health['remedy']})"
+    return str(health.get("notice") or "")

@@ -44,6 +44,14 @@ def _texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
+
+
+def _ratio(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+
+
 # Key to (what it must be, in words; how that is told). In [slo] every metric is a key.
 _SECTIONS: Mapping[str, Mapping[str, tuple[str, Callable[[object], bool]]]] = {
     "serve": {
@@ -66,6 +74,12 @@ _SECTIONS: Mapping[str, Mapping[str, tuple[str, Callable[[object], bool]]]] = {
         "kv_dtype": ("a data type such as fp8", _text),
         "quantization": ("a method such as awq or fp8", _text),
     },
+    "retention": {
+        "seal_after_h": ("hours, above 0", _positive),
+        "raw_days": ("days, above 0", _positive),
+        "rollup_months": ("months, above 0", _positive),
+        "max_volume_ratio": ("a share, above 0 and up to 1", _ratio),
+    },
     "slo": {
         f"{boundary}{metric}": ('a limit such as "2s" or "80ms"', _text)
         for boundary in ("", "engine.", "client.")
@@ -79,6 +93,7 @@ class Configuration:
     """path: where it was read, None for none; serve: defaults of `serve`; slo: in the form of --slo.
 
     hardware: settings that hold for every engine whose telemetry does not tell them. scrape_jobs: tables of [[scrape]], checked.
+    retention: see collector/retention.py.
     """
 
     path: Path | None = None
@@ -86,6 +101,7 @@ class Configuration:
     hardware: Mapping[str, Any] = field(default_factory=dict)
     slo: str = ""
     scrape_jobs: Sequence[Mapping[str, Any]] = ()
+    retention: Mapping[str, float] = field(default_factory=dict)
 
 
 def places(environment: Mapping[str, str], working: Path) -> Iterator[Path]:
@@ -124,7 +140,9 @@ def _parsed(path: Path) -> Configuration:
             if not fits(value):
                 raise InputError(path, f"{section}.{key}", f"{value!r} is not right", f"give {words}")
     slo = ",".join(f"{key}:{value}" for key, value in _flat(told.get("slo", {})))
-    return Configuration(path, told.get("serve", {}), told.get("hardware", {}), slo, tuple(jobs))
+    return Configuration(
+        path, told.get("serve", {}), told.get("hardware", {}), slo, tuple(jobs), told.get("retention", {})
+    )
 
 
 def require_known(hardware: Mapping[str, Any], rulebook: Rulebook) -> None:

@@ -54,6 +54,8 @@ class ServeSettings:
     scrape_jobs: Sequence[Mapping[str, object]] = ()
     tls: Tls | None = None
     content: bool = False
+    retention: Mapping[str, float] = field(default_factory=dict)
+    on_corruption: str = "quarantine"
 
 
 def keeps_content(configured: bool, environment: Mapping[str, str]) -> bool:
@@ -102,6 +104,8 @@ def run(options: Namespace) -> int:
         getattr(options, "scrape_jobs", ()),
         tls,
         keeps_content(bool(getattr(options, "content", False)), os.environ),
+        dict(getattr(options, "retention", {})),
+        options.on_corruption,
     )
     make_directory(settings.data)
     with owned(settings.data):
@@ -219,6 +223,8 @@ class Supervisor:
             "scrape_jobs": [dict(job) for job in self.settings.scrape_jobs],
             "hardware": dict(self.settings.hardware),
             "slo": self.settings.slo,
+            "retention": dict(self.settings.retention),
+            "on_corruption": self.settings.on_corruption,
             "serve_info": info,
             **self.shared,
         }

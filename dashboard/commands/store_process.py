@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from phasewise.collector.tls import SETTINGS, Tls
 from phasewise.dashboard.commands.configuration import NAME, require_known
-from phasewise.dashboard.commands.connection import make_directory, store_path
+from phasewise.dashboard.commands.connection import make_directory
 from phasewise.dashboard.commands.ports import listener
 from phasewise.rules.errors import InputError, MachineError, PhasewiseError
 from phasewise.rules.secret_text import hidden, log_to_stderr
@@ -55,6 +55,8 @@ class StoreSettings:
     tls_cert: str = ""
     tls_key: str = ""
     tls_client_ca: str = ""
+    retention: Mapping[str, float] = field(default_factory=dict)
+    on_corruption: str = "quarantine"
 
     @classmethod
     def from_json(cls, text: str) -> StoreSettings:
@@ -121,9 +123,11 @@ class StoreService:
         from phasewise.collector.access_keys import local_keys
         from phasewise.collector.exposition import Exposition
         from phasewise.collector.fact_reader import FactReader
+        from phasewise.collector.recovery import open_store
+        from phasewise.collector.retention import Keep
         from phasewise.collector.scrape import Scraper
         from phasewise.collector.scraping.jobs import read_jobs
-        from phasewise.collector.store import Store
+        from phasewise.collector.upkeep import Upkeep
         from phasewise.collector.writer import Writer
         from phasewise.dashboard.access import Posture
         from phasewise.dashboard.api import create_app
@@ -134,10 +138,14 @@ class StoreService:
         tls = Tls.of({name: getattr(settings, name) for name in SETTINGS})
         rulebook = load_rulebook()
         require_known(settings.hardware, rulebook)
-        store = Store(store_path(settings.data))
+        store, damage = open_store(settings.data, self.clock, settings.on_corruption)
         self._stops.append(store.close)
         writer = Writer(store, settings.data, rulebook, attributor(rulebook), self.clock, settings.hardware)
+        writer.report_loss(damage)
         self._run("writer", lambda stop: keep_writing(writer, stop))
+        upkeep = Upkeep(store, settings.data, Keep(**settings.retention), self.clock)
+        writer.tell("upkeep", upkeep.status)
+        self._run("upkeep", upkeep.keep_up)
         jobs = read_jobs(NAME, list(settings.scrape_jobs))
         if settings.scrape or jobs:
 

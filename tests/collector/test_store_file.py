@@ -104,10 +104,42 @@ def test_readers_see_what_is_committed_while_a_writer_writes(tmp_path: Path) -> 
         assert store.query("SELECT * FROM counters").height == 1
 
 
-def test_sql_reaches_nothing_outside_the_store(tmp_path: Path) -> None:
-    (tmp_path / "secret.csv").write_text("a\n1\n")
-    with Store(tmp_path / "s.duckdb") as store, pytest.raises(duckdb.Error, match="disabled"):
-        store.query(f"SELECT * FROM read_csv('{tmp_path / 'secret.csv'}')")
+PROBES = [
+    "SELECT * FROM read_csv('{outside}/secret.csv')",
+    "SELECT * FROM '{outside}/secret.csv'",
+    "SELECT * FROM read_text('{outside}/secret.csv')",
+    "SELECT * FROM read_blob('{cold}/../secret.csv')",
+    "SELECT * FROM sniff_csv('{outside}/secret.csv')",
+    "SELECT * FROM glob('{outside}/*')",
+    "SELECT * FROM read_parquet('{outside}/*.parquet')",
+    "SELECT * FROM read_text('/etc/passwd')",
+    "SELECT * FROM read_csv('https://127.0.0.1:1/x.csv')",
+    "COPY (SELECT 1) TO '{outside}/out.csv'",
+    "ATTACH '{outside}/other.duckdb'",
+    "EXPORT DATABASE '{outside}/export'",
+    "IMPORT DATABASE '{outside}/export'",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SET enable_external_access = true",
+    "SET allowed_directories = ['/']",
+    "RESET allowed_directories",
+    "SET lock_configuration = false",
+    "SET temp_directory = '{outside}'",
+    "CREATE SECRET s (TYPE s3)",
+]
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_sql_reaches_nothing_outside_the_cold_tier(tmp_path: Path, probe: str) -> None:
+    outside, cold = tmp_path / "outside", tmp_path / "data" / "cold"
+    for folder in (outside, cold):
+        folder.mkdir(parents=True)
+    for folder in (outside, cold.parent):
+        (folder / "secret.csv").write_text("a\n1\n")
+    with Store(tmp_path / "data" / "phasewise.duckdb") as store:
+        with pytest.raises((duckdb.Error, MachineError)):
+            store.query(probe.format(outside=outside, cold=cold))
+        assert sorted(path.name for path in outside.iterdir()) == ["secret.csv"]
 
 
 def test_after_a_fatal_error_the_file_is_opened_again(tmp_path: Path) -> None:

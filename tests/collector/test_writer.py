@@ -18,6 +18,7 @@ from phasewise.collector.exposition import read_exposition
 from phasewise.collector.normalize import Normalized, normalize
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import METRIC_SCHEMA, Annotation
+from phasewise.collector.sealing import Sealer, due_hours
 
 
 @pytest.fixture(autouse=True)
@@ -335,7 +336,10 @@ def test_rollups_follow_the_rows(tmp_path: Path) -> None:
         assert len({(row["n"], row["ns"]) for row in by_width}) == 1
 
 
-def test_archived_segments_are_dropped_and_late_spans_still_find_their_trace(tmp_path: Path) -> None:
+def test_segments_stay_until_their_hours_are_sealed_and_late_spans_still_find_their_trace(tmp_path: Path) -> None:
+    def segments() -> list[str]:
+        return sorted(p.name for p in (tmp_path / "journal").glob("*.seg"))
+
     with bench(tmp_path) as b:
         whole = span_table(SLICES, received_unix_ns=b.clock.now)
         b.journal.append("spans", whole.slice(0, 3))
@@ -344,14 +348,33 @@ def test_archived_segments_are_dropped_and_late_spans_still_find_their_trace(tmp
         b.journal._begin_segment()  # as its age would
         b.receive(traces(1))
         b.run(400)
-        b.run(6)
-        assert sorted(p.name for p in (tmp_path / "journal").glob("*.seg")) == ["00000002.seg"]
+        b.run(61)
+        assert segments() == ["00000001.seg", "00000002.seg"]  # archived, and the hot file could be made again from it
+        b.clock.forward(3 * 3600)
+        for due in due_hours(b.store, b.clock.now):
+            assert Sealer(b.store, b.clock).seal(due)
+        b.run(61)
+        assert segments() == ["00000002.seg"]
         b.journal.append("spans", whole.slice(3))
         b.journal.sync()
         b.run(1)
         b.run(1.5)
         row = next(row for row in b.rows() if row["engine"] == "sglang")
         assert (row["queue_s"], row["decode_s"]) == (1.0, 1.0)
+
+
+def test_kept_segments_make_room_for_what_is_received(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        b.writer._kept._kept_bytes = 0
+        b.receive(traces(2))
+        b.run(1.5)
+        b.journal._begin_segment()
+        b.receive([engine_span(trace="9" * 32, span_id="9" * 16)])
+        b.run(70)
+        assert sorted(p.name for p in (tmp_path / "journal").glob("*.seg")) == ["00000002.seg"]
+        journal = b.writer.health()["journal"]
+        assert isinstance(journal, dict)
+        assert journal["segments_dropped_early"] == 1
 
 
 def test_a_trace_that_holds_every_request_stays_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from phasewise.analyzer.window import parse_slo
+from phasewise.collector.retention import Keep
 from phasewise.dashboard.cli import parser
 from phasewise.dashboard.commands.configuration import (
     NAME,
@@ -41,6 +42,12 @@ def test_limits_have_the_form_of_the_option(tmp_path: Path) -> None:
     assert parser(told).parse_args(["analyze"]).slo == told.slo
 
 
+def test_retention_is_told_to_the_server(tmp_path: Path) -> None:
+    told = configured(tmp_path, "[retention]\nraw_days = 3\nmax_volume_ratio = 0.5\n")
+    assert parser(told).parse_args(["serve"]).retention == {"raw_days": 3, "max_volume_ratio": 0.5}
+    assert Keep(**told.retention) == Keep(raw_days=3, max_volume_ratio=0.5)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -49,6 +56,8 @@ def test_limits_have_the_form_of_the_option(tmp_path: Path) -> None:
         ('[serve]\nport = "x"\n', r"serve\.port: 'x' is not right \(give a port"),
         ("[slo]\nttft = 2\n", r"slo\.ttft: 2 is not right"),
         ("[slo\n", "is not TOML"),
+        ("[retention]\nraw_days = 0\n", r"retention\.raw_days: 0 is not right \(give days, above 0\)"),
+        ("[retention]\nmax_volume_ratio = 80\n", r"retention\.max_volume_ratio: 80 is not right"),
     ],
 )
 def test_a_wrong_key_names_file_key_and_remedy(tmp_path: Path, text: str, said: str) -> None:

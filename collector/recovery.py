@@ -1,0 +1,109 @@
+"""Opening a store that may be damaged: what cannot be read is moved aside, never deleted, and made anew from what is kept.
+
+The hot file is read to its last block before anything is built on it. A broken log is moved alone, and the file is opened as it
+was at its last checkpoint; a broken file is moved with its log, and a new one begins with the sealed hours of the cold tier.
+Either way the writer then reads again what the journal holds from there on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from phasewise.collector import rollups
+from phasewise.collector.cold import enter_files, make_views, placed_file
+from phasewise.collector.lake import HOUR_NS, KINDS, Lake
+from phasewise.collector.store import Store
+from phasewise.collector.store_errors import DamagedStore
+from phasewise.rules.errors import MachineError
+
+LOG = logging.getLogger(__name__)
+FILE = "phasewise.duckdb"
+VERIFIED_BYTES = 4 << 30  # a larger file would hold up the start: `phasewise db check` reads it
+
+
+def open_store(data: Path, clock: Callable[[], int], on_corruption: str = "quarantine") -> tuple[Store, str]:
+    """The store of a data folder, and what was found damaged (empty: nothing).
+
+    on_corruption: `quarantine`, or `fail`: then DamagedStore says what is wrong and nothing is touched.
+    """
+    path = data / FILE
+    problem = ""
+    store = None
+    try:
+        store = _opened(path)
+    except DamagedStore as error:
+        problem = str(error)
+        if on_corruption == "fail":
+            raise DamagedStore(
+                f"{problem} (restore a backup with phasewise db restore, or start with --on-corruption=quarantine)"
+            ) from error
+    if store is not None:
+        return store, ""
+    aside = data / "quarantine" / f"{datetime.fromtimestamp(clock() // 10**9, UTC):%Y%m%dT%H%M%SZ}"
+    LOG.error("%s; what is damaged is moved to %s", problem, aside)
+    if _move(path.with_name(f"{FILE}.wal"), aside):
+        try:
+            told = (
+                f"the log of the store was damaged and lies in {aside}; the store is as it was at its last checkpoint"
+            )
+            return _opened(path), told
+        except DamagedStore:
+            pass
+    _move(path, aside)
+    fresh = Store(path)
+    hours, rows = adopt(fresh, clock())
+    return fresh, (
+        f"the store was damaged and lies in {aside}; a new one holds {hours} sealed hours ({rows} rows) of the cold tier, "
+        "its marks and stored findings are gone"
+    )
+
+
+def adopt(store: Store, now_unix_ns: int) -> tuple[int, int]:
+    """Enter what the cold tables hold into a new store, and make its rollups; the number of hours and rows."""
+    lake = Lake(store.cold_directory)
+    placed = []
+    generations: dict[int, int] = {}
+    for kind in KINDS:
+        try:
+            listed = lake.files(kind)
+        except MachineError as error:
+            LOG.error("%s", error)
+            continue
+        for hour, paths in listed.items():
+            present = [path for path in paths if (store.cold_directory / path).exists()]
+            placed += [placed_file(store.cold_directory, kind, hour, path) for path in present]
+            generations[hour] = max(generations.get(hour, 1), lake.generation(kind, hour))
+    rows = {hour: sum(one.rows for one in placed if one.hour == hour) for hour in generations}
+    with store.write() as transaction:
+        enter_files(transaction, placed)
+        for hour, generation in sorted(generations.items()):
+            transaction.execute(
+                "INSERT INTO main.sealed_hours BY NAME SELECT ? AS hour, ? AS generation, 'sealed' AS state, "
+                "? AS sealed_unix_ns, ? AS rows",
+                [hour, generation, now_unix_ns, rows[hour]],
+            )
+        make_views(transaction, store.cold_directory)
+    with store.write() as transaction:
+        minutes = {hour * HOUR_NS + minute * rollups.MINUTE_NS for hour in generations for minute in range(60)}
+        rollups.rebuild(transaction, minutes, {hour * HOUR_NS for hour in generations}, cold=True)
+    return len(generations), sum(rows.values())
+
+
+def _opened(path: Path) -> Store:
+    store = Store(path)
+    damage = store.verify() if path.stat().st_size <= VERIFIED_BYTES else ""
+    if damage:
+        store.close()
+        raise DamagedStore(f"{path}: {damage}")
+    return store
+
+
+def _move(path: Path, aside: Path) -> bool:
+    if not path.exists():
+        return False
+    aside.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.replace(aside / path.name)
+    return True
