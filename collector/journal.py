@@ -51,6 +51,7 @@ class JournalReader:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._counted: set[tuple[int, int]] = set()  # gaps, so that reading twice counts once
+        self._damage: list[str] = []  # of these, what nobody was told yet
         self.counters = dict.fromkeys(
             ("corrupt_gaps", "corrupt_bytes", "torn_bytes", "unknown_entries", "unreadable_entries", "resets"), 0
         )
@@ -134,6 +135,15 @@ class JournalReader:
         else:
             self.counters["corrupt_gaps"] += 1
             self.counters["corrupt_bytes"] += gap.end - gap.start
+            self._damage.append(
+                f"{segment_path(self._directory, number)}: bytes {gap.start:,} to {gap.end:,} are damaged: "
+                "the entries in them are lost, those around them are stored"
+            )
+
+    def take_damage(self) -> list[str]:
+        """What was found damaged since the last call, in words; each place once a reader."""
+        found, self._damage = self._damage, []
+        return found
 
     def _decoded(self, number: int, frame: Frame) -> Entry | None:
         kind = KINDS.get(frame.kind)

@@ -224,6 +224,21 @@ class JournalWriter:
         self._usage_at = self._monotonic()
 
 
+def room_error(directory: Path) -> str:
+    """Why a writer of this directory refuses now for lack of room on its volume; empty where it does not."""
+    try:
+        volume = os.statvfs(directory)
+    except OSError as error:
+        return f"{directory}: {error.strerror or error}"
+    free = volume.f_bavail * volume.f_frsize
+    kept = min(FREE_BYTES, int(volume.f_blocks * volume.f_frsize * FREE_RATIO))
+    return (
+        f"{directory}: {free:,} bytes left on the volume, {kept:,} are kept free: senders are refused"
+        if free < kept
+        else ""
+    )
+
+
 def _new_segment(directory: Path, number: int) -> int:
     """Create a segment. Its directory entry is made durable before its first use: its number is what orders it."""
     path = segment_path(directory, number)

@@ -15,12 +15,14 @@ from pathlib import Path
 from phasewise.collector import rollups
 from phasewise.collector.cold import enter_files, make_views, placed_file
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
+from phasewise.collector.sidecar import WITNESS, Committed, Sidecar, lost
 from phasewise.collector.store import Store
 from phasewise.collector.store_errors import DamagedStore
 from phasewise.rules.errors import MachineError
 
 LOG = logging.getLogger(__name__)
 FILE = "phasewise.duckdb"
+_REMEDY = "restore a backup with phasewise db restore, or start with --on-corruption=quarantine"
 VERIFIED_BYTES = 4 << 30  # a larger file would hold up the start: `phasewise db check` reads it
 
 
@@ -37,10 +39,10 @@ def open_store(data: Path, clock: Callable[[], int], on_corruption: str = "quara
     except DamagedStore as error:
         problem = str(error)
         if on_corruption == "fail":
-            raise DamagedStore(
-                f"{problem} (restore a backup with phasewise db restore, or start with --on-corruption=quarantine)"
-            ) from error
+            raise DamagedStore(f"{problem} ({_REMEDY})") from error
     if store is not None:
+        if on_corruption == "fail":
+            _require_whole(store, data)
         return store, ""
     aside = data / "quarantine" / f"{datetime.fromtimestamp(clock() // 10**9, UTC):%Y%m%dT%H%M%SZ}"
     LOG.error("%s; what is damaged is moved to %s", problem, aside)
@@ -59,6 +61,15 @@ def open_store(data: Path, clock: Callable[[], int], on_corruption: str = "quara
         f"the store was damaged and lies in {aside}; a new one holds {hours} sealed hours ({rows} rows) of the cold tier, "
         "its marks and stored findings are gone"
     )
+
+
+def _require_whole(store: Store, data: Path) -> None:
+    """DamagedStore where the witness beside the store knows of commits that it lacks: its log was cut short."""
+    found = store.query("SELECT position FROM positions WHERE name = 'commit'")
+    missing = lost(Sidecar(data / WITNESS).last, Committed.parse(found["position"].item() if found.height else ""))
+    if missing:
+        store.close()
+        raise DamagedStore(f"{store.path}: {missing} ({_REMEDY})")
 
 
 def adopt(store: Store, now_unix_ns: int) -> tuple[int, int]:

@@ -57,6 +57,28 @@ CONTENT_KEYS = (
     "traceloop.entity.input",
     "traceloop.entity.output",
     "llm.request.functions",
+    # Vercel's AI SDK, Langfuse, MLflow, Pydantic AI, LiveKit
+    "ai.prompt",
+    "ai.response.text",
+    "ai.response.object",
+    "ai.response.toolcalls",
+    "ai.toolcall.args",
+    "ai.toolcall.result",
+    "ai.value",
+    "ai.values",
+    "langfuse.observation.input",
+    "langfuse.observation.output",
+    "langfuse.trace.input",
+    "langfuse.trace.output",
+    "mlflow.spaninputs",
+    "mlflow.spanoutputs",
+    "pydantic_ai.all_messages",
+    "all_messages_events",
+    "final_result",
+    "lk.user_input",
+    "lk.user_transcript",
+    "lk.response.text",
+    "lk.chat_ctx",
     # gateways and engines: LiteLLM, Dynamo, Text Generation Inference (its debug text holds stop sequences and templates)
     "llm.request.messages",
     "llm.response.content",
@@ -74,12 +96,30 @@ CONTENT_KEYS = (
     "instructions",
     "system_prompt",
     "user_prompt",
+    "user_input",
+    "user_message",
+    "request.body",
+    "response.body",
+    "rawrequest",
+    "rawresponse",
+    "query",
+    "text",
+    "db.statement",
+    "db.query.text",
     # HTTP
     "http.request.body",
     "http.response.body",
     "url.query",
 )
 CREDENTIAL_WORDS = ("authorization", "cookie", "api_key", "api-key", "apikey", "password", "passwd", "secret", "bearer")
+# The last part of a name, and ends of names, that say the same; "token" alone is none: most names with it count tokens.
+CREDENTIAL_PARTS = ("token", "jwt", "pwd", "passphrase", "auth")
+CREDENTIAL_ENDS = (
+    "access_token", "api_token", "auth_token", "bearer_token", "hf_token", "id_token", "refresh_token", "session_token",
+    "access_key", "anthropic_key", "aws_key", "encryption_key", "openai_key", "private_key", "signing_key",
+)  # fmt: skip
+# What a process was started with, as the resource detectors of the SDKs tell it: keys are often given so.
+CREDENTIAL_KEYS = ("process.command_args", "process.command_line")
 # Under a content key, but telling nothing of the content.
 SAFE_KEYS = ("role", "finish_reason", "finish_reasons", "id", "index", "type")
 # Sizes of bodies are numbers worth keeping.
@@ -102,7 +142,7 @@ MESSAGE_EVENTS = (
 class RedactionPolicy:
     """What is removed. `content`: keep prompts and answers; credentials are removed all the same.
 
-    Not judged: span names, status messages and `exception.*`, which tell why something failed; they are only cut in length.
+    Judged are names, not values: a key in a text under a name that says nothing of it stays. Not judged either: span names, status messages and `exception.*`, which tell why something failed; they are only cut in length.
     """
 
     content: bool = False
@@ -119,7 +159,9 @@ class RedactionPolicy:
         words = "|".join(re.escape(word) for word in self.credential_words)
         names = [*self.url_keys, *(() if self.content else (*self.content_keys, *self.message_events))]
         keys = "|".join(re.escape(name) for name in names)
-        return rf'(?i)"[^"]*(?:{words})[^"]*":|"(?:{keys})[".]'
+        ends = "|".join(re.escape(end) for end in (*CREDENTIAL_ENDS, *CREDENTIAL_KEYS))
+        parts = "|".join(CREDENTIAL_PARTS)
+        return rf'(?i)"[^"]*(?:{words})[^"]*":|"(?:[^"]*\.)?(?:{parts})":|"[^"]*(?:{ends})":|"(?:{keys})[".]'
 
     @cached_property
     def _passing(self) -> set[str]:
@@ -141,7 +183,12 @@ class RedactionPolicy:
     def reason(self, key: str) -> str | None:
         """Why a value under this key must go: content, credential; None where it may stay."""
         lowered = key.lower()
-        if any(word in lowered for word in self.credential_words):
+        if (
+            any(word in lowered for word in self.credential_words)
+            or lowered.rpartition(".")[2] in CREDENTIAL_PARTS
+            or lowered.endswith(CREDENTIAL_ENDS)
+            or lowered in CREDENTIAL_KEYS
+        ):
             return "credential"
         if self.content or lowered in self.size_keys:
             return None
@@ -245,10 +292,22 @@ def _value(key: str, value: Value, policy: RedactionPolicy, counts: dict[str, in
         return _members(value, policy, counts)
     if isinstance(value, list):
         return [_value("", item, policy, counts) for item in value]
-    if isinstance(value, str) and "?" in value and key.lower() in policy.url_keys:
-        counts["url_query"] = counts.get("url_query", 0) + 1
-        return value.partition("?")[0]
+    if isinstance(value, str) and key.lower() in policy.url_keys:
+        return _plain_url(value, counts)
     return value
+
+
+def _plain_url(url: str, counts: dict[str, int]) -> str:
+    """A URL without its question and without user and password."""
+    told, question, _ = url.partition("?")
+    if question:
+        counts["url_query"] = counts.get("url_query", 0) + 1
+    scheme, slashes, rest = told.partition("://")
+    host, at, path = rest.partition("/")
+    if slashes and "@" in host:
+        counts["credential"] = counts.get("credential", 0) + 1
+        return f"{scheme}://{host.rpartition('@')[2]}{at}{path}"
+    return told
 
 
 def _message_value(key: str, value: Value, policy: RedactionPolicy, counts: dict[str, int]) -> Value:

@@ -21,6 +21,7 @@ import google_crc32c
 
 from phasewise.collector.cold import Statements
 
+WITNESS = "watermark"  # in the data folder
 SLOT_BYTES = 256
 EVERY_S = 1.0
 

@@ -34,6 +34,7 @@ from phasewise.collector.identity import identities
 from phasewise.collector.import_marks import Mark, position_of, write_mark
 from phasewise.collector.importers import Imported
 from phasewise.collector.journal import JournalReader, Position
+from phasewise.collector.journal_writer import room_error
 from phasewise.collector.kept_segments import KeptSegments
 from phasewise.collector.lake import KINDS
 from phasewise.collector.phases import told_within
@@ -41,7 +42,7 @@ from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import SPAN_SCHEMA, Annotation
 from phasewise.collector.registry import facts_names
 from phasewise.collector.row_writer import RowWriter
-from phasewise.collector.sidecar import CommitLog, Committed
+from phasewise.collector.sidecar import WITNESS, CommitLog, Committed
 from phasewise.collector.store import Store, Transaction
 from phasewise.collector.writer_memory import Surroundings, recalled
 from phasewise.rules.errors import InputError, MachineError
@@ -76,7 +77,8 @@ class Writer:
         self._profiles = Profiles(rulebook.engines)
         self._identifiers = Identifiers(rulebook.engines.values())
         self._archive = SpanArchive(data_dir)
-        self._reader = JournalReader(data_dir / "journal")
+        self._journal = data_dir / "journal"
+        self._reader = JournalReader(self._journal)
         self._kept = KeptSegments(store, self._archive, data_dir / "journal", clock)
         self._around = Surroundings(store, self._reader, self._archive, self._profiles, attribute, stated, clock)
         self._lock = threading.RLock()
@@ -88,7 +90,7 @@ class Writer:
         self._sources: list[Callable[[], list[dict[str, object]]]] = []
         self._answers: Callable[[], list[dict[str, object]]] = list
         self._told: dict[str, Callable[[], object]] = {}
-        self._commits = CommitLog(data_dir / "watermark")
+        self._commits = CommitLog(data_dir / WITNESS)
         self._losses: list[str] = []
         self._recover()
         self.report_loss(self._commits.missing())
@@ -99,6 +101,8 @@ class Writer:
         """One pass over the journal; the number of rows written. Raises MachineError while the store does not answer."""
         with self._lock:
             settled = self._guarded(self._pass)
+            for text in self._reader.take_damage():
+                self.report_loss(text)
             attributed = self._guarded(self._attribution)
             self._guarded(self._rollups)
             if self._clock() - self._housekept_ns > HOUSEKEEPING_NS:
@@ -255,9 +259,10 @@ class Writer:
         with self._lock:
             now = self._clock()
             memory = self._memory
+            write_error = self._write_error or room_error(self._journal)
             return {
-                "write_error": self._write_error,
-                "remedy": _REMEDY if self._write_error else "",
+                "write_error": write_error,
+                "remedy": _REMEDY if write_error else "",
                 "scrapes": self._scrapes(),
                 "scrape_sources": [one for sources in self._sources for one in sources()],
                 "engine_answers": self._answers(),

@@ -142,6 +142,53 @@ def test_a_broken_file_is_moved_aside_and_made_anew(stopped: tuple[Bench, pl.Dat
         assert due_hours(store, b.clock.now + 3 * 3600 * 10**9)
 
 
+def test_a_store_that_lacks_commits_is_not_opened_where_that_is_to_fail(stopped: tuple[Bench, pl.DataFrame]) -> None:
+    b, _ = stopped
+    log = b.folder / "phasewise.duckdb.wal"
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size // 2)
+    with pytest.raises(DamagedStore, match=r"lacks its commits .*--on-corruption=quarantine"):
+        open_store(b.folder, b.clock, "fail")
+    assert (b.folder / "phasewise.duckdb").exists()
+    store, _ = open_store(b.folder, b.clock)
+    store.close()
+
+
+def test_a_damaged_segment_is_named_with_its_bytes(tmp_path: Path) -> None:
+    b = Bench(tmp_path)
+    for number in range(3):
+        b.receive(spans(number, 1))
+    b.store.close()
+    b.journal.close()
+    segment = tmp_path / "journal" / "00000001.seg"
+    data = bytearray(segment.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 20] = bytes(20)
+    segment.write_bytes(data)
+    b.open()
+    b.run(1.5)
+    assert b.store.query("SELECT count(*) AS n FROM requests")["n"].item() == 2
+    health = b.writer.health()
+    losses = health["losses"]
+    assert isinstance(losses, list)
+    (said,) = losses
+    assert str(segment) in said
+    assert "are damaged" in said
+    (mark,) = b.rows("SELECT * FROM annotations WHERE kind = 'loss'")
+    assert mark["text"] == said
+    b.store.close()
+
+
+def test_a_volume_without_room_is_an_error_of_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Bench(tmp_path)
+    assert b.writer.health()["write_error"] == ""
+    monkeypatch.setattr("phasewise.collector.journal_writer.FREE_RATIO", 1.0)
+    monkeypatch.setattr("phasewise.collector.journal_writer.FREE_BYTES", 1 << 60)
+    assert "senders are refused" in str(b.writer.health()["write_error"])
+    b.store.close()
+    b.journal.close()
+
+
 def test_a_store_that_is_only_busy_is_not_damaged(tmp_path: Path) -> None:
     path = tmp_path / "phasewise.duckdb"
     Store(path).close()

@@ -43,6 +43,21 @@ SENSITIVE = [
     "db.password",
     "client_secret",
     'odd"quote.api_key',
+    "token",
+    "app.jwt",
+    "my.openai_key",
+    "session.access_token",
+    "process.command_args",
+    "process.command_line",
+    "ai.prompt.messages",
+    "ai.response.text",
+    "langfuse.observation.input",
+    "mlflow.spanInputs",
+    "pydantic_ai.all_messages",
+    "request.body",
+    "rawRequest",
+    "user_message",
+    "db.statement",
 ]
 
 
@@ -109,6 +124,28 @@ def test_what_engines_send_about_a_request_stays() -> None:
     row, counts = redacted(span_message(attributes))
     assert json.loads(row["attributes"]) == attributes
     assert counts == {}
+
+
+def test_names_that_count_tokens_stay() -> None:
+    attributes = {
+        "gen_ai.latency.time_to_first_token": 0.5,
+        "gen_ai.token.type": "input",
+        "llm.token_count.prompt": 9,
+        "phasewise.tokens": 3,
+        "messaging.kafka.message.key": "k",
+        "text_length": 4,
+        "query_count": 2,
+    }
+    row, counts = redacted(span_message(attributes))
+    assert (json.loads(row["attributes"]), counts) == (attributes, {})
+
+
+def test_urls_lose_user_and_password() -> None:
+    row, counts = redacted(
+        span_message({"http.url": f"https://user:{CANARY}@host:8000/v1/chat?q=1", "url.full": "https://h/a@b"})
+    )
+    assert json.loads(row["attributes"]) == {"http.url": "https://host:8000/v1/chat", "url.full": "https://h/a@b"}
+    assert counts == {"url_query": 1, "credential": 1}
 
 
 def test_urls_lose_their_query() -> None:
