@@ -27,6 +27,8 @@ SCOPES = ("ingest", "read", "content", "admin")
 _IMPLIED: Mapping[str, tuple[str, ...]] = {"admin": ("ingest", "read")}
 _SHAPE = re.compile(rf"{PREFIX}_([a-z0-9]{{4,32}})_([A-Za-z0-9_-]{{43}})")
 LOCAL_KEY = "local"
+# Who can read `DIR/serve.json` can change the data anyhow: `db backup` and `db purge` go through the server. Not `content`: as for others.
+LOCAL_SCOPES = ("ingest", "read", "admin")
 _SECRET_BYTES = 32
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]{0,100}")
 _DAY_NS = 86_400 * 10**9
@@ -97,14 +99,14 @@ def local_keys(secret_sha256: str) -> dict[str, AccessKey]:
     """The key that `serve` makes for each run and leaves in `DIR/serve.json`: whoever can read that file can read all the data."""
     if not secret_sha256:
         return {}
-    return {LOCAL_KEY: AccessKey(LOCAL_KEY, secret_sha256, ("ingest", "read"), "command line on this machine")}
+    return {LOCAL_KEY: AccessKey(LOCAL_KEY, secret_sha256, LOCAL_SCOPES, "command line on this machine")}
 
 
-def lifetime(text: str) -> int:
-    """Nanoseconds of `90d`, `12h`, `30m`; InputError for anything else."""
+def lifetime(text: str, option: str = "--expires") -> int:
+    """Nanoseconds of `90d`, `12h`, `30m`; InputError, naming the option, for anything else."""
     match = re.fullmatch(r"(\d{1,5})([mhd])", text)
     if not match or not int(match[1]):
-        raise InputError("--expires", repr(text), "is no time", "write 30m, 12h or 90d")
+        raise InputError(option, repr(text), "is no time", "write 30m, 12h or 90d")
     return int(match[1]) * {"m": 60 * 10**9, "h": 3600 * 10**9, "d": _DAY_NS}[match[2]]
 
 

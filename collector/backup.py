@@ -15,6 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from phasewise.collector.access_keys import NAME as KEYS
+from phasewise.collector.audit import NAME as AUDIT
+from phasewise.collector.durable import put_in_place, sync_path
 from phasewise.collector.journal import Position
 from phasewise.collector.lake import KINDS, crc32c_of
 from phasewise.collector.recovery import FILE
@@ -26,6 +29,10 @@ from phasewise.rules.errors import InputError, MachineError
 
 LIST = "backup.json"
 _SNAPSHOT = ".snapshot-"
+
+
+# Who may come in goes with the data: restored without its keys, a server on loopback would ask nobody.
+_ALSO = (KEYS, AUDIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,9 @@ def take_snapshot(store: Store, data: Path) -> Snapshot:
         note = data / "spans" / "archived.json"
         if note.exists():
             shutil.copyfile(note, folder / "spans" / note.name)
+        for name in _ALSO:
+            if (data / name).exists():
+                _copy(data / name, folder / name)
         return Snapshot(folder, committed.number)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -93,9 +103,7 @@ def write_backup(snapshot: Path, out: Path) -> dict[str, object]:
         }
         partial = out / f"{LIST}.partial"
         partial.write_text(json.dumps(told, indent=1), encoding="utf-8")
-        _sync(partial)
-        partial.replace(out / LIST)
-        _sync(out)
+        put_in_place(partial, out / LIST)
     except OSError as error:
         raise MachineError(f"{out}: the backup cannot be written: {error.strerror or error} (make room)") from error
     return {"out": str(out), "commit": commit.number, "files": len(files), "bytes": _total(files)}
@@ -182,15 +190,7 @@ def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(0o600)
-    _sync(target)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(target)
 
 
 def _require_empty(folder: Path, option: str) -> None:

@@ -21,14 +21,14 @@ from phasewise.rules.errors import InputError
 PAGE_ROWS = 32_768
 TABLE_KEY = b"phasewise.table"  # metadata of a Parquet file: which table it holds
 VERSION_KEY = b"phasewise.schema_version"
-SPANS = "spans"
+SPANS, PLACES = "spans", "places"
 
 Read = Callable[[str, Sequence[object]], pl.DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """time: the column that orders it and that a window selects by; until: where a row covers time up to this column; key: what
+    """time: the column that orders it and that a window selects by, empty for few rows that belong to no time; until: where a row covers time up to this column; key: what
     makes a row itself; traced: rows belong to traces of requests, and a filter of requests selects them."""
 
     record: type
@@ -51,6 +51,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             ("instance", "kind", "first_seen_unix_ns", "joined_to"),
             until="last_seen_unix_ns",
         ),
+        PLACES: Table(records.Place, "", ("instance",)),
         "annotations": Table(records.Annotation, "unix_ns", ("unix_ns", "kind", "text")),
         "requests": Table(records.Request, "finished_unix_ns", ("request_key",), traced=True),
         "turns": Table(records.Turn, "finished_unix_ns", ("turn_key",), traced=True),
@@ -78,6 +79,8 @@ class Selection:
 def page(read: Read, name: str, selection: Selection, cursor: str = "") -> tuple[pa.Table, str]:
     """Up to PAGE_ROWS rows of a table, and the cursor of the page behind it ("" where there is none)."""
     table = TABLES[name]
+    if not table.time:
+        return _places(read, table, selection, cursor)
     after, skip = _parsed(cursor, selection.from_unix_ns)
     tests = [f"{table.time} < ?"]
     values: list[object] = [selection.to_unix_ns]
@@ -104,6 +107,21 @@ def page(read: Read, name: str, selection: Selection, cursor: str = "") -> tuple
     last = int(found[table.time][-1])
     same = found.filter(pl.col(table.time) == last).height + (skip if last == after else 0)
     return rows, f"{last}:{same}"
+
+
+_SEEN = """WHERE instance IN (
+  SELECT instance FROM instances WHERE first_seen_unix_ns < ? AND last_seen_unix_ns >= ?
+  UNION SELECT instance FROM gpu_samples WHERE unix_ns < ? AND unix_ns >= ?)"""
+
+
+def _places(read: Read, table: Table, selection: Selection, cursor: str) -> tuple[pa.Table, str]:
+    """A page of them, all or those of instances and devices seen in the window; the cursor counts those before."""
+    _, skip = _parsed(cursor, 0)
+    window = (selection.to_unix_ns, selection.from_unix_ns)
+    seen, values = ("", ()) if selection.is_everything else (_SEEN, window * 2)
+    found = read(f"SELECT * FROM {PLACES} {seen} ORDER BY instance LIMIT {PAGE_ROWS} OFFSET {skip}", values)
+    rows = found.select(table.schema.names).to_arrow().cast(table.schema)
+    return rows, "" if found.height < PAGE_ROWS else f"0:{skip + found.height}"
 
 
 def insert(transaction: Transaction, name: str, rows: pa.Table) -> pl.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +12,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from phasewise.collector.exchange import SPANS, Selection, marked
+from phasewise.collector.durable import put_in_place
+from phasewise.collector.exchange import SPANS, TABLES, Selection, marked
 from phasewise.collector.keys import span_hashes, trace_hashes
 from phasewise.collector.tables import SCHEMA_VERSION
 from phasewise.rules.errors import InputError
@@ -99,16 +99,16 @@ class FolderWriter:
         for name, writer in self._writers.items():
             writer.close()
             path = self._folder / f"{name}.parquet"
-            with self._part(name).open("rb") as handle:
-                os.fsync(handle.fileno())
-                size = os.fstat(handle.fileno()).st_size
-            self._part(name).replace(path)
+            put_in_place(self._part(name), path)
+            size = path.stat().st_size
             files.append(
                 {"file": path.name, "table": name, "rows": self._rows[name], "bytes": size, "sha256": digest_of(path)}
             )
         self._writers.clear()
         manifest = {"format": FORMAT, "schema_version": SCHEMA_VERSION, "files": files}
-        (self._folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        part = self._folder / f".{MANIFEST}.part"
+        part.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        put_in_place(part, self._folder / MANIFEST)
         return manifest
 
     def _part(self, name: str) -> Path:
@@ -124,12 +124,15 @@ def digest_of(path: Path) -> str:
 
 
 def is_export(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file()
+    """Whether a folder is one: by its manifest, or by files of ours without one, which `files_of_export` refuses."""
+    return (folder / MANIFEST).is_file() or any((folder / f"{name}.parquet").is_file() for name in (*TABLES, SPANS))
 
 
 def files_of_export(folder: Path) -> list[Path]:
     """The files of an export in their order. Raises InputError where one is missing, was changed, or is of a newer release."""
     path = folder / MANIFEST
+    if not path.exists():
+        raise InputError(path, "", "is missing: the export was cut off", f"{_REMEDY}, or name its files one by one")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         version, entries = manifest["schema_version"], manifest["files"]

@@ -1,7 +1,8 @@
 """Asking engines about themselves: version, model and settings from the servers whose metrics are scraped.
 
 One thread for all, a few small requests when an engine's process is seen first and once an hour after; never elsewhere than the
-address that is scraped, no redirect followed. What an engine does not answer stays unknown.
+address that is scraped, with the token and the certificates of its job, no redirect followed. What an engine does not answer stays
+unknown.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import httpx
 from phasewise.collector.exposition import Exposition
 from phasewise.collector.fact_texts import of_answer
 from phasewise.collector.profiles import Profiles
+from phasewise.collector.scraping.http import Refused, client_of, read_body, unreached
+from phasewise.collector.scraping.jobs import Access
 from phasewise.rules.engine_profile import EngineProfile
+from phasewise.rules.errors import InputError
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 2.0
@@ -46,19 +50,19 @@ class _Asked:
 class FactReader:
     """Hands what servers tell to `on_facts(scrape name, Unix nanoseconds, settings)`.
 
-    urls: scrape name -> URL that is scraped, asked each time, so that targets may come and go.
+    reached: scrape name -> URL that is scraped, and how; asked each time, so that targets may come and go.
     """
 
     def __init__(
         self,
-        urls: Callable[[], Mapping[str, str]],
+        reached: Callable[[], Mapping[str, tuple[str, Access]]],
         engines: Mapping[str, EngineProfile],
         on_facts: Callable[[str, int, Mapping[str, object]], object],
         clock: Callable[[], int] = time.time_ns,
         *,
         pause_s: float = 1.0,
     ) -> None:
-        self._urls = urls
+        self._reached = reached
         self._profiles = Profiles(engines)
         self._on_facts = on_facts
         self._clock = clock
@@ -110,21 +114,20 @@ class FactReader:
             ]
 
     def _run(self) -> None:
-        with httpx.Client(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False) as client:
-            while not self._stopping.wait(self._pause_s):
-                self.ask_due(client)
+        while not self._stopping.wait(self._pause_s):
+            self.ask_due()
 
-    def ask_due(self, client: httpx.Client) -> None:
+    def ask_due(self) -> None:
         """Ask those whose time has come."""
-        urls, now = self._urls(), self._clock()
+        reached, now = self._reached(), self._clock()
         with self._lock:
-            due = [(name, one) for name, one in self._asked.items() if one.due_unix_ns <= now and name in urls]
+            due = [(name, one) for name, one in self._asked.items() if one.due_unix_ns <= now and name in reached]
         for name, one in due:
             if self._stopping.is_set():
                 return
             one.due_unix_ns, one.last_unix_ns = now + AGAIN_NS, now
             started = one.start_unix_s
-            settings = self._ask(client, one, urls[name])
+            settings = self._ask(one, *reached[name])
             if not settings or one.start_unix_s != started:
                 continue
             try:
@@ -133,7 +136,15 @@ class FactReader:
                 one.last_error, one.due_unix_ns = f"{type(error).__name__}: {error}"[:200], now + RETRY_NS
                 log.warning("what %s tells of itself is not stored: %s", name, one.last_error)
 
-    def _ask(self, client: httpx.Client, one: _Asked, url: str) -> Mapping[str, object]:
+    def _ask(self, one: _Asked, url: str, access: Access) -> Mapping[str, object]:
+        try:
+            with client_of(access, TIMEOUT_S, url) as client:
+                return self._ask_with(client, one, url, access)
+        except InputError as error:  # the authority's certificate cannot be read
+            one.last_error, one.due_unix_ns = str(error)[:200], self._clock() + RETRY_NS
+            return {}
+
+    def _ask_with(self, client: httpx.Client, one: _Asked, url: str, access: Access) -> Mapping[str, object]:
         profile = self._profiles.by_id[one.engine]
         assert profile.facts is not None
         parts = urlsplit(url)
@@ -141,13 +152,15 @@ class FactReader:
         answered, error = [], ""
         for path in profile.facts.endpoints:
             try:
-                documents.append(_answer(client, f"{parts.scheme}://{parts.netloc}{path}"))
+                documents.append(_answer(client, f"{parts.scheme}://{parts.netloc}{path}", access))
                 answered.append(path)
-            except httpx.HTTPStatusError as fault:
-                if fault.response.status_code not in _GONE:
-                    error = f"{path}: {fault.response.status_code}"
-            except (httpx.HTTPError, ValueError) as fault:
-                error = f"{path}: {type(fault).__name__}: {fault}"[:200]
+            except Refused as fault:
+                if fault.status not in _GONE:
+                    error = f"{path}: {fault}"
+            except httpx.HTTPError as fault:
+                error = f"{path}: {unreached(fault)}"[:200]
+            except ValueError as fault:
+                error = f"{path}: {fault}"[:200]
         if error:
             one.due_unix_ns = self._clock() + RETRY_NS
         settings = of_answer(profile, profile.facts, documents, None).settings
@@ -155,18 +168,10 @@ class FactReader:
         return settings
 
 
-def _answer(client: httpx.Client, url: str) -> object:
-    """One JSON answer; ValueError where it is none, or too long."""
-    with client.stream("GET", url) as answer:
-        answer.raise_for_status()
-        parts, size = [], 0
-        for chunk in answer.iter_bytes():
-            size += len(chunk)
-            if size > BODY_BYTES:
-                raise ValueError(f"the answer is longer than {BODY_BYTES >> 20} MiB")
-            parts.append(chunk)
+def _answer(client: httpx.Client, url: str, access: Access) -> object:
+    """One JSON answer; ValueError where it is none, otherwise as `read_body`."""
     try:
-        document = json.loads(b"".join(parts))
+        document = json.loads(read_body(client, url, access, TIMEOUT_S, BODY_BYTES))
     except RecursionError:
         raise ValueError("the answer is nested too deep") from None
     if not isinstance(document, dict | list):

@@ -14,6 +14,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from phasewise.collector.durable import sync_path
 from phasewise.collector.segment import CODES, Gap, Kind, Position, frames, header, segment_numbers, segment_path
 from phasewise.rules.errors import MachineError
 
@@ -58,7 +59,7 @@ class JournalWriter:
         self._monotonic = monotonic
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _sync_directory(directory.parent)
+            sync_path(directory.parent)
             self._lock_file = _exclusive_lock(directory)
             volume = os.statvfs(directory)
             volume_bytes = volume.f_blocks * volume.f_frsize
@@ -228,6 +229,8 @@ def room_error(directory: Path) -> str:
     """Why a writer of this directory refuses now for lack of room on its volume; empty where it does not."""
     try:
         volume = os.statvfs(directory)
+    except FileNotFoundError:  # nobody has received anything here
+        return ""
     except OSError as error:
         return f"{directory}: {error.strerror or error}"
     free = volume.f_bavail * volume.f_frsize
@@ -244,7 +247,7 @@ def _new_segment(directory: Path, number: int) -> int:
     path = segment_path(directory, number)
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
-        _sync_directory(directory)
+        sync_path(directory)
     except OSError:
         os.close(descriptor)
         path.unlink(missing_ok=True)
@@ -306,11 +309,3 @@ def _write_all(descriptor: int, head: bytes, payload: pa.Buffer) -> None:
             written -= len(parts.pop(0))
         if parts:
             parts[0] = parts[0][written:]
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 
+from phasewise.collector.durable import sync_path
 from phasewise.rules.errors import MachineError
 
 HOUR_NS = 3600 * 10**9
@@ -104,7 +105,7 @@ class Lake:
             table.delete(" OR ".join(parts))
         except (DeltaError, OSError) as error:
             raise MachineError(f"{self._path(kind)}: the cold tier cannot be written: {error}") from error
-        _sync(self._path(kind) / "_delta_log")
+        sync_path(self._path(kind) / "_delta_log")
 
     def vacuum(self, kind: str, older_than_s: float, keep: Collection[str] = ()) -> int:
         """Delete files that no current row stands in, where they were last written that long ago; how many. Not those of `keep`.
@@ -162,14 +163,14 @@ class Lake:
         folder = self._path(kind) / f"date={date}" / f"hour={of_day}"
         if folder.exists():
             for path in folder.iterdir():
-                _sync(path)
-            _sync(folder)
-            _sync(folder.parent)
+                sync_path(path)
+            sync_path(folder)
+            sync_path(folder.parent)
         log = self._path(kind) / "_delta_log"
         for path in sorted(log.iterdir())[-3:]:
-            _sync(path)
+            sync_path(path)
         for directory in (log, self._path(kind), self.directory, self.directory.parent):
-            _sync(directory)
+            sync_path(directory)
 
 
 def crc32c_of(path: Path) -> int:
@@ -207,11 +208,3 @@ def _hour(date: str, of_day: str) -> int:
 def _with_partition(batch: pa.RecordBatch, schema: pa.Schema, date: str, of_day: str) -> pa.RecordBatch:
     columns = [*batch.columns, pa.array([date] * len(batch), pa.string()), pa.array([of_day] * len(batch), pa.string())]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

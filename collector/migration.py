@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from pathlib import Path
 
 from phasewise.collector.cold import Statements
+from phasewise.collector.durable import put_in_place
 from phasewise.collector.records import columns, duckdb_columns
 from phasewise.collector.tables import RECORDS, SCHEMA_VERSION, TABLES
 from phasewise.rules.errors import MachineError
@@ -50,8 +50,7 @@ def keep_copy(path: Path, version: int) -> Path:
     partial = copy.with_name(copy.name + ".partial")
     with path.open("rb") as source, partial.open("wb") as target:
         shutil.copyfileobj(source, target, 1 << 20)
-        os.fsync(target.fileno())
-    partial.replace(copy)
+    put_in_place(partial, copy)
     return copy
 
 

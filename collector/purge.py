@@ -6,7 +6,6 @@ and are sealed anew without them; the store's file is written anew, because dele
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -21,8 +20,10 @@ import pyarrow.parquet as pq
 
 from phasewise.collector import rollups
 from phasewise.collector.archive import check_path, put_file
+from phasewise.collector.audit import audit
 from phasewise.collector.backup import drop_snapshots
 from phasewise.collector.cold import make_views, thaw
+from phasewise.collector.durable import put_in_place
 from phasewise.collector.journal_writer import serialized
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
 from phasewise.collector.migration import drop_copies
@@ -168,7 +169,7 @@ def _forget(transaction: Transaction, column: str, values: Sequence[str]) -> Non
         if column in ("model", "service", "engine_version"):
             transaction.execute(f"UPDATE main.instances SET {column} = NULL WHERE {column} = ?", [value])
         if column == "instance":
-            for table in ("engine_steps", "engine_samples", "gpu_samples", "instances"):
+            for table in ("engine_steps", "engine_samples", "gpu_samples", "places", "instances"):
                 transaction.execute(f"DELETE FROM main.{table} WHERE instance = ?", [value])
 
 
@@ -192,7 +193,6 @@ def _purge_file(path: Path, traces: pa.Array, before_unix_ns: int | None) -> int
     if left.num_rows:
         temporary = path.with_name(f".{path.name}.purged")
         pq.write_table(left, temporary, compression="zstd", row_group_size=_ROW_GROUP)
-        _sync(temporary)
         put_file(temporary, path)
     else:
         path.unlink()
@@ -208,7 +208,7 @@ def _purge_segment(path: Path, traces: pa.Array, before_unix_ns: int | None, bei
         shutil.copyfile(path, place)
     gone = _purge_entries(place, traces, before_unix_ns)
     if not being_written:
-        place.replace(path)
+        put_in_place(place, path)
     return gone
 
 
@@ -242,8 +242,6 @@ def _purge_entries(path: Path, traces: pa.Array, before_unix_ns: int | None) -> 
 def _audit(data: Path, chosen: Chosen, done: Purged, now_unix_ns: int) -> None:
     """One line, which must not hold what was deleted: of values only a hash."""
     told = {
-        "unix_ns": now_unix_ns,
-        "action": "purge",
         "condition": chosen.sql,
         "values_sha256": [sha256(str(value).encode()).hexdigest() for value in chosen.parameters],
         "before_unix_ns": chosen.before_unix_ns,
@@ -251,17 +249,4 @@ def _audit(data: Path, chosen: Chosen, done: Purged, now_unix_ns: int) -> None:
         "spans": done.spans,
         "journal_rows": done.journal_rows,
     }
-    descriptor = os.open(data / "audit.jsonl", os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, (json.dumps(told) + "\n").encode())
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    audit(data, "purge", now_unix_ns, facts=told)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from phasewise.collector.exposition import Exposition
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.scraping.file_discovery import FileDiscovery, Found
-from phasewise.collector.scraping.jobs import INTERVAL_S, TIMEOUT_S, Endpoint, Job, url_job
+from phasewise.collector.scraping.jobs import INTERVAL_S, TIMEOUT_S, Access, Endpoint, Job, url_job
 from phasewise.collector.scraping.kubernetes_discovery import KubernetesDiscovery
 from phasewise.collector.scraping.outbox import Outbox
 from phasewise.collector.scraping.target import Reading, Target
@@ -121,6 +121,11 @@ class Scraper:
         now = self._clock()
         with self._lock:
             return [target.status(now) for target in self._targets.values()]
+
+    def reached(self) -> dict[str, tuple[str, Access]]:
+        """Where each target is asked, and how, by its name."""
+        with self._lock:
+            return {one.endpoint.instance: (one.endpoint.url, one.job.access) for one in self._targets.values()}
 
     def sources(self) -> list[dict[str, object]]:
         """One object a place where targets come from: job, kind (static, file, kubernetes), targets, what is wrong."""

@@ -20,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from phasewise.collector.cold import SCHEMA, choose_files, make_views
+from phasewise.collector.durable import sync_path
 from phasewise.collector.migration import drop_copies, keep_copy, prepare, version_of
 from phasewise.collector.patience import Patience
 from phasewise.collector.reach import EVER, reach
@@ -144,6 +145,7 @@ class Store:
         with self._write_lock:
             fresh.unlink(missing_ok=True)
             self.copy_to(fresh)
+            sync_path(fresh)
             with self._state_lock:
                 self._dead_because = "its file is being written anew"
                 self._connection.close()
@@ -151,6 +153,7 @@ class Store:
                 fresh.replace(self.path)
                 self._connection = self._open()
                 self._dead_because = ""
+            sync_path(self.path.parent)
 
     def verify(self) -> str:
         """Read every block of the hot tables; what is wrong with them, empty where nothing is."""

@@ -22,11 +22,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from phasewise.analyzer.window import parse_slo
+from phasewise.collector.exchange import SPANS
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
 from phasewise.dashboard import answers as asked
-from phasewise.dashboard import exporting, housekeeping, marks, tables
-from phasewise.dashboard.access import Access, Posture, Sessions
+from phasewise.dashboard import exporting, housekeeping, marks, request_tables, tables
+from phasewise.dashboard.access import Access, Posture, Sessions, caller, log_content_access
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.data_health import data_health as data_health_of
 from phasewise.dashboard.exposition import exposition
@@ -193,7 +194,7 @@ def _reads(app: FastAPI, answers: Answers) -> None:
     def requests(
         request: Request, cursor: str | None = None, limit: int = 100, display: bool = False
     ) -> Mapping[str, object]:
-        return tables.request_list(answers, _view(request), cursor=cursor, limit=limit, display=display)
+        return request_tables.request_list(answers, _view(request), cursor=cursor, limit=limit, display=display)
 
     @app.get("/api/v1/requests/{identifier:path}", dependencies=[_takes()])
     def one_request(identifier: str) -> Any:
@@ -206,7 +207,7 @@ def _reads(app: FastAPI, answers: Answers) -> None:
 
     @app.get("/api/v1/turns", dependencies=[_takes("from", "to", "limit")])
     def turns(request: Request, limit: int = 100) -> Mapping[str, object]:
-        return tables.turn_list(answers, _view(request), limit)
+        return request_tables.turn_list(answers, _view(request), limit)
 
     @app.get("/api/v1/slices", dependencies=[_takes("by", view=True)])
     def slices(request: Request, by: Texts = None, metric: str = "ttft") -> Mapping[str, object]:
@@ -232,7 +233,11 @@ def _reads(app: FastAPI, answers: Answers) -> None:
     def export(request: Request, table: str, cursor: str = "") -> Response:
         asked = request.query_params
         chosen = exporting.selection_of(asked.get("from"), asked.get("to"), _view(request).filters, answers.clock())
-        rows, following = exporting.page_of(answers.reader, answers.data_dir, table, chosen, cursor)
+        with_content = caller().allows("content")
+        source = (answers.reader, answers.data_dir, table, chosen, cursor)
+        rows, following = exporting.page_of(*source, with_content=with_content)
+        if table == SPANS and rows.num_rows and with_content and answers.posture.content:
+            log_content_access(answers.data_dir, answers.clock(), f"export of {rows.num_rows} spans")
         return Response(
             exporting.to_bytes(rows),
             media_type="application/vnd.apache.arrow.stream",

@@ -16,6 +16,7 @@ from phasewise.dashboard.states import strangers_text
 from phasewise.dashboard.tables import window_object
 
 GOOD_COVERAGE = 0.9
+MOST_TARGETS = 4  # that a page names
 
 
 def data_health(answers: Answers, view: View) -> dict[str, Any]:
@@ -102,6 +103,28 @@ def _told_differently(instances: list[dict[str, Any]]) -> dict[str, list[str]]:
     return found
 
 
+def _scrape_problems(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Metrics that are missing now: places that tell no targets, targets beyond the limit, scrapes that fail or are not stored."""
+    found = []
+    for source in told["scrape_sources"]:
+        if source["problem"]:
+            found.append((f"Targets of {source['job']} ({source['kind']})", f"{source['problem']}"))
+        if source.get("left_out"):
+            title = f"{fmt.count(source['left_out'])} targets of {source['job']} are not scraped"
+            found.append((title, "There are more than one server scrapes: bring them in with ingest --prometheus."))
+    failing = [one for one in told["scrapes"] if one["up"] is False or one["not_stored"]]
+    for one in failing[:MOST_TARGETS]:
+        what = "fails" if one["up"] is False else "is not stored"
+        why = one["last_error"] or one["not_stored"]
+        found.append(
+            (f"Scraping {one['instance']} {what}", f"{why[:1].upper()}{why[1:]}. Samples of that time are missing.")
+        )
+    if len(failing) > MOST_TARGETS:
+        more = fmt.count(len(failing) - MOST_TARGETS)
+        found.append((f"Scraping {more} more targets fails", "The API's data health names each."))
+    return found
+
+
 def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
     """What a reader of this window should know before trusting it: what, and why it matters or what to do."""
     found = []
@@ -159,9 +182,7 @@ def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
             found.append(
                 (title, "The driver saw an error of this device: see its log (dmesg) and the list of XID errors.")
             )
-    for source in told["scrape_sources"]:
-        if source["problem"]:
-            found.append((f"Targets of {source['job']} ({source['kind']})", f"{source['problem']}"))
+    found += _scrape_problems(told)
     if told["engine_samples_unjoined"]:
         found.append(
             (

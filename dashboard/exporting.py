@@ -12,6 +12,7 @@ from phasewise.analyzer.replicas import Reader
 from phasewise.analyzer.window import Filter, parse_time
 from phasewise.collector import exchange
 from phasewise.collector.exchange import SPANS, TABLES, Selection
+from phasewise.collector.redact import redact_spans
 from phasewise.collector.span_pages import SpanPages
 from phasewise.rules.errors import InputError
 
@@ -29,10 +30,16 @@ def selection_of(start: str | None, end: str | None, filters: Sequence[Filter], 
     return Selection(first, last, condition.sql if condition else "", condition.parameters if condition else ())
 
 
-def page_of(reader: Reader, data: Path, table: str, chosen: Selection, cursor: str = "") -> tuple[pa.Table, str]:
-    """A page of a table and the cursor of the next. Spans are not selected here: whoever collects them knows their requests."""
+def page_of(
+    reader: Reader, data: Path, table: str, chosen: Selection, cursor: str = "", *, with_content: bool = True
+) -> tuple[pa.Table, str]:
+    """A page of a table and the cursor of the next. Spans are not selected here: whoever collects them knows their requests.
+
+    with_content: spans with the prompts and answers that were kept, if any; otherwise with their lengths.
+    """
     if table == SPANS:
-        return SpanPages(data).page(cursor, max(0, chosen.from_unix_ns - _SLACK_NS))
+        rows, following = SpanPages(data).page(cursor, max(0, chosen.from_unix_ns - _SLACK_NS))
+        return (rows if with_content else redact_spans(rows)[0]), following
     if table not in TABLES:
         raise InputError("table", table[:40], "is no table of an export", f"one of {', '.join(NAMES)}")
     return exchange.page(reader.query, table, chosen, cursor)

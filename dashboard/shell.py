@@ -323,7 +323,7 @@ def health_strip(answers: Answers, view: View) -> Any:
                     text("text-link", "why"),
                 ]
             ),
-            html.Ul([html.Li([text("strong", what), text("", f" {why}")]) for what, why in found]),
+            html.Ul([html.Li([text("strong", what), " ", text("quiet", why)]) for what, why in found]),
         ],
         className="strip",
     )

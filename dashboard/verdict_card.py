@@ -5,7 +5,7 @@ The words come from `dashboard.cards.card_of`, the same as in the terminal and i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dash import html
@@ -14,9 +14,9 @@ from phasewise.dashboard import format as fmt
 from phasewise.dashboard.cards import Card, card_of, clean, markdown, open_word
 from phasewise.dashboard.panels import Child, attrs, badge, box, copyable, link, text
 from phasewise.dashboard.state import View
+from phasewise.dashboard.verdict_changes import Verdict, changes, listed, refused, section
 from phasewise.dashboard.wording import cause_text, class_title
 
-Verdict = Mapping[str, Any]
 _EVIDENCE_SHOWN = 7
 
 
@@ -26,8 +26,8 @@ def verdict_card(verdict: Verdict, view: View, rank: int = 1, *, current: bool =
     sections = [
         _affected(verdict, card, view, current),
         _evidence(verdict),
-        _changes(verdict),
-        _refused(verdict),
+        changes(verdict),
+        refused(verdict),
         _verify(verdict, card),
         _missing(verdict),
     ]
@@ -84,13 +84,6 @@ def _confidence(told: Mapping[str, Any]) -> html.Details:
     )
 
 
-def _section(name: str, *children: Child, names: str = "") -> html.Section:
-    return html.Section(
-        [html.H3(name, className="card-label"), box("card-content", *[c for c in children if c is not None])],
-        className=f"card-section {names}",
-    )
-
-
 def _affected(verdict: Verdict, card: Card, view: View, current: bool) -> html.Section:
     lines: list[Child] = [text("card-strong", card.affected[:1].upper() + card.affected[1:] + ".")]
     flight = verdict.get("in_flight") or {}
@@ -113,7 +106,7 @@ def _affected(verdict: Verdict, card: Card, view: View, current: bool) -> html.S
             for one in examples
         ]
         lines.append(box("examples", text("quiet", "Examples"), *links))
-    return _section("Affected", *lines)
+    return section("Affected", *lines)
 
 
 def _flight(flight: Mapping[str, Any], current: bool) -> html.Div:
@@ -152,7 +145,7 @@ def _evidence(verdict: Verdict) -> html.Section | None:
         if len(rows) > _EVIDENCE_SHOWN
         else None
     )
-    return _section("Evidence", shown, more)
+    return section("Evidence", shown, more)
 
 
 def _evidence_row(item: Mapping[str, Any], primary: str) -> html.Tr:
@@ -181,161 +174,6 @@ def _evidence_row(item: Mapping[str, Any], primary: str) -> html.Tr:
     )
 
 
-def _changes(verdict: Verdict) -> html.Section | None:
-    items = [item for item in verdict.get("recommend") or () if isinstance(item, Mapping)]
-    if not items:
-        return None
-    largest = max((_ceiling(item) or 0.0 for item in items), default=0.0)
-    return _section(
-        "Change",
-        text("quiet", "One at a time, the first one first." if len(items) > 1 else "One change, then measure again."),
-        html.Ol(
-            [_change(letter, item, largest) for letter, item in zip("ABC", items, strict=False)], className="changes"
-        ),
-    )
-
-
-def _ceiling(item: Mapping[str, Any]) -> float | None:
-    told = item.get("ceiling") or {}
-    known = [part for part in (told.get("direct"), told.get("induced")) if part is not None]
-    return min(1.0, sum(known)) if known else None
-
-
-def _change(letter: str, item: Mapping[str, Any], largest: float) -> html.Li:
-    risk = item.get("risk") or {}
-    level = str(risk.get("level") or "unknown")
-    ceiling = _ceiling(item)
-    flags = item.get("flags") or {}
-    return html.Li(
-        [
-            text("change-letter", letter),
-            box(
-                "change-body",
-                box(
-                    "change-line",
-                    text("change-title", item.get("title") or item.get("technique")),
-                    badge(f"{level} risk", f"risk-{level}", clean(risk.get("reason") or "")),
-                    html.Span(className="grow"),
-                    _gain(item, ceiling, largest),
-                ),
-                text("change-why", _sentence(item["why"])) if item.get("why") else None,
-                *[_flag(engine, flag) for engine, flag in flags.items()],
-                _facts(item, risk),
-            ),
-        ],
-        className="change",
-    )
-
-
-def _gain(item: Mapping[str, Any], ceiling: float | None, largest: float) -> Child:
-    told = item.get("ceiling") or {}
-    if ceiling is None:
-        return text("quiet", "ceiling unknown")
-    direct, induced = told.get("direct") or 0.0, told.get("induced") or 0.0
-    width = max(largest, 1e-9)
-    expected = item.get("expected") or {}
-    text_expected = ""
-    if isinstance(expected, Mapping) and expected.get("low") is not None and expected.get("high") is not None:
-        text_expected = f"expect −{fmt.percent(expected['low'])} to −{fmt.percent(expected['high'])}"
-    title = (
-        f"Ceiling: share of the affected requests' end-to-end time. {fmt.percent(direct)} direct, "
-        f"{fmt.percent(induced)} from waiting that drains. Expected: {clean(expected.get('source') or 'model estimate')}."
-    )
-    return html.Span(
-        [
-            html.Span(
-                [
-                    html.Span(className="gain-direct", style={"width": f"{direct / width * 100:.1f}%"}),
-                    html.Span(className="gain-induced", style={"width": f"{induced / width * 100:.1f}%"}),
-                ],
-                className="gain-track",
-            ),
-            html.Span(
-                [
-                    text("strong", f"up to −{fmt.percent(ceiling)}"),
-                    text("quiet gain-expected", text_expected) if text_expected else None,
-                ],
-                className="gain-text",
-            ),
-        ],
-        className="gain",
-        title=title,
-    )
-
-
-def _flag(engine: object, flag: object) -> html.Div:
-    return box("flag-line", text("flag-engine", engine), copyable(clean(flag)))
-
-
-def _facts(item: Mapping[str, Any], risk: Mapping[str, Any]) -> Child:
-    facts: list[tuple[str, object]] = []
-    current = item.get("current")
-    if isinstance(current, Mapping) and current.get("value") is not None:
-        source = f" (from {current['source']})" if current.get("source") else ""
-        facts.append(("Now", f"{current['value']}{source}"))
-    elif current is None and item.get("flags"):
-        facts.append(("Now", "current value unknown"))
-    if item.get("restart"):
-        facts.append(("Restart", "yes" if item["restart"] is True else item["restart"]))
-    if risk.get("reason"):
-        facts.append(("Risk", risk["reason"]))
-    if item.get("output_effect") not in (None, "exact", "none"):
-        gate = f": {item['gate']}" if item.get("gate") else "; run your quality evaluation first"
-        facts.append(("Output", f"{item['output_effect']}{gate}"))
-    for key, word in (
-        ("requires_with", "Together with"),
-        ("does_not_change", "Does not change"),
-        ("read_first", "Read first"),
-    ):
-        if item.get(key):
-            facts.append((word, _listed(item[key])))
-    if not facts:
-        return None
-    return html.Dl(
-        [part for name, value in facts for part in (html.Dt(name), html.Dd(clean(value)))], className="facts"
-    )
-
-
-def _listed(value: object) -> str:
-    items = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    return ", ".join(clean(item).replace("_", " ") for item in items)
-
-
-def _refused(verdict: Verdict) -> html.Section | None:
-    items = [item for item in verdict.get("will_not_help") or () if isinstance(item, Mapping)]
-    if not items:
-        return None
-    # What is in force already is no wrong move, only none that is left.
-    items.sort(key=lambda item: "in force" in str(item.get("reason") or ""))
-    rows = [
-        html.Li(
-            [
-                text("strong", item.get("title") or item.get("technique")),
-                text("reason", _sentence(item.get("reason"))),
-                text("reason quiet", f"Starts to help {clean(item['starts_to_help_at'])}.")
-                if item.get("starts_to_help_at")
-                else None,
-            ]
-        )
-        for item in items
-    ]
-    shown, rest = rows[:3], rows[3:]
-    more = (
-        html.Details(
-            [html.Summary(f"{len(rest)} more that will not help"), html.Ul(rest, className="refused")], className="more"
-        )
-        if rest
-        else None
-    )
-    return _section("Do not", html.Ul(shown, className="refused"), more, names="do-not")
-
-
-def _sentence(value: object) -> str:
-    """With a capital first and one full stop."""
-    cleaned = clean(value or "").rstrip(". ")
-    return f"{cleaned[:1].upper()}{cleaned[1:]}." if cleaned else ""
-
-
 def _verify(verdict: Verdict, card: Card) -> html.Section | None:
     told = verdict.get("verify") or {}
     if not isinstance(told, Mapping) or not told:
@@ -351,10 +189,10 @@ def _verify(verdict: Verdict, card: Card) -> html.Section | None:
     rules = [
         (word, told.get(key)) for key, word in (("pass", "Proven if"), ("refute", "Refuted if"), ("guard", "Guard"))
     ]
-    facts = [part for word, rule in rules if rule for part in (html.Dt(word), html.Dd(_listed(rule)))]
+    facts = [part for word, rule in rules if rule for part in (html.Dt(word), html.Dd(listed(rule)))]
     if facts:
         lines.append(html.Dl(facts, className="facts"))
-    return _section("Verify", *lines)
+    return section("Verify", *lines)
 
 
 def _missing(verdict: Verdict) -> html.Section | None:
@@ -369,8 +207,8 @@ def _missing(verdict: Verdict) -> html.Section | None:
         rows.append(html.Li([text("strong", name), text("", why), text("quiet", f" {clean(how)}") if how else None]))
     body = html.Ul(rows, className="refused")
     if verdict.get("status") == "unknown" or verdict.get("primary") == "inconclusive":
-        return _section("Turn on", body)
-    return _section(
+        return section("Turn on", body)
+    return section(
         "Missing",
         html.Details([html.Summary(f"{fmt.counted(len(rows), 'signal')} would sharpen this"), body], className="more"),
     )

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import grpc
 from compiled_scanner import compiled_scan
+from otlp_messages import span_message, trace_request
 
 from phasewise.collector.journal import JournalReader
 from phasewise.collector.scanners import NotCompiled
@@ -131,3 +132,11 @@ def receiving(data: Path, **settings: Any) -> Iterator[Receiving]:
         if running.process.poll() is None:
             running.process.kill()
         running.process.communicate()
+
+
+def assert_neighbour_is_stored(running: Receiving) -> None:
+    """A good request right after is answered with success and is on the disk when the answer comes."""
+    for send in (running.post, running.export):
+        span = span_message()
+        send(trace_request(span).SerializeToString())
+        assert span.span_id.hex() in running.span_ids()

@@ -1,4 +1,4 @@
-"""Waiting for what another thread does."""
+"""Waiting for what another thread or process does."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import time
 from collections.abc import Callable
 
 
-def until(test: Callable[[], object], seconds: float = 20.0) -> None:
-    """Return once `test` holds; fail where it does not in time. Generous: it costs time only where something is broken."""
+def wait_for(test: Callable[[], object], seconds: float = 30.0, pause_s: float = 0.05) -> bool:
+    """Whether `test` holds in time. Generous: it costs time only where something is broken."""
     end = time.monotonic() + seconds
-    while not test() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert test()
+    while time.monotonic() < end:
+        if test():
+            return True
+        time.sleep(pause_s)
+    return bool(test())
+
+
+def until(test: Callable[[], object], seconds: float = 20.0) -> None:
+    """Return once `test` holds; fail where it does not in time."""
+    assert wait_for(test, seconds, 0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from pathlib import Path
@@ -13,10 +14,15 @@ from phasewise.rules.errors import InputError
 
 BODY_BYTES = 16 << 20
 _TOKEN_BYTES = 1 << 20
+_ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Refused(Exception):
-    """An answer that is no reading: why, in words."""
+    """An answer that is no reading: why, in words. status: of the answer, None where it was another reason."""
+
+    def __init__(self, why: str, status: int | None = None) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 def client_of(access: Access, timeout_s: float, source: str) -> httpx.Client:
@@ -54,22 +60,34 @@ def token_of(path: Path) -> str:
     return token
 
 
-def read_body(client: httpx.Client, url: str, access: Access, timeout_s: float) -> str:
+def read_body(client: httpx.Client, url: str, access: Access, timeout_s: float, most_bytes: int | None = None) -> str:
     """The text of a page. Raises Refused, or httpx.HTTPError, for anything but a whole answer in time."""
+    most = BODY_BYTES if most_bytes is None else most_bytes
     until = time.monotonic() + timeout_s  # httpx limits each wait only: an answer that drips would never end
     with client.stream("GET", url, headers=headers_of(access)) as answer:
+        status = answer.status_code
         if answer.is_redirect:
-            raise Refused(f"answers {answer.status_code} and leads elsewhere; name the address it leads to")
-        if answer.status_code in (401, 403):
-            raise Refused(f"answers {answer.status_code}: give the job a bearer_token_file that may read it")
-        if answer.status_code != 200:
-            raise Refused(f"answers {answer.status_code} {answer.reason_phrase}".rstrip())
+            raise Refused(f"answers {status} and leads elsewhere; name the address it leads to", status)
+        if status in (401, 403):
+            raise Refused(f"answers {status}: give the job a bearer_token_file that may read it", status)
+        if status != 200:
+            raise Refused(f"answers {status} {answer.reason_phrase}".rstrip(), status)
         parts, size = [], 0
         for chunk in answer.iter_bytes():
             size += len(chunk)
-            if size > BODY_BYTES:
-                raise Refused(f"the answer is longer than {BODY_BYTES >> 20} MiB")
+            if size > most:
+                raise Refused(f"the answer is longer than {most >> 20} MiB")
             if time.monotonic() > until:
                 raise Refused(f"the answer takes longer than {timeout_s:g} s")
             parts.append(chunk)
     return b"".join(parts).decode("utf-8", "replace")
+
+
+def unreached(error: httpx.HTTPError) -> str:
+    """Why an address did not answer, in words for whoever runs it."""
+    told = _ERROR_NUMBER.sub("", str(error))
+    if "CERTIFICATE_VERIFY_FAILED" in told:
+        return "its certificate is not trusted: name its authority in ca_file"
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    return f"{told[:1].lower()}{told[1:]}" or type(error).__name__

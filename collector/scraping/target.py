@@ -12,7 +12,7 @@ import httpx
 
 from phasewise.collector.exposition import Exposition, read_exposition
 from phasewise.collector.profiles import Profiles
-from phasewise.collector.scraping.http import Refused, client_of, read_body
+from phasewise.collector.scraping.http import Refused, client_of, read_body, unreached
 from phasewise.collector.scraping.jobs import Endpoint, Job
 from phasewise.rules.errors import InputError
 
@@ -112,8 +112,7 @@ class Reading:
             if found is None:
                 raise Refused(f"the answer holds metrics of no known engine or device{_first_name(text)}")
         except Exception as error:  # whatever a page or an address holds, the next scrape may be right
-            reason = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-            self._failed(reason[:_REASON], at)
+            self._failed(_reason(error)[:_REASON], at)
             return
         finally:
             target.duration_s = time.monotonic() - began
@@ -133,6 +132,12 @@ class Reading:
             target.logged_unix_ns = at_unix_ns
         target.failures += 1
         target.up, target.last_error = False, reason
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, httpx.HTTPError):
+        return unreached(error)
+    return str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
 
 
 def _first_name(text: str) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 from argparse import Namespace
 from collections.abc import Mapping
+from typing import Any
 
 from phasewise.dashboard.commands.configuration import read_configuration
 from phasewise.rules.secret_text import HIDDEN, without_secrets
@@ -23,10 +24,12 @@ VARIABLES = {
 
 def run(options: Namespace) -> int:
     found = read_configuration()
-    told = {
+    told: dict[str, Any] = {
         "file": str(found.path) if found.path else None,
         "serve": without_secrets(found.serve),
         "hardware": without_secrets(found.hardware),
+        "retention": dict(found.retention),
+        "scrape": without_secrets(list(found.scrape_jobs)),
         "slo": found.slo or None,
         "environment": environment(os.environ),
     }
@@ -34,11 +37,13 @@ def run(options: Namespace) -> int:
         print(json.dumps(told, indent=2, default=str))
         return 0
     print(f"file: {told['file'] or 'none found'}")
-    for section in ("serve", "hardware", "environment"):
+    for section in ("serve", "hardware", "retention", "environment"):
         values = told[section]
-        assert isinstance(values, Mapping)
         for name, value in values.items():
             print(f"{section}.{name} = {value}")
+    for number, job in enumerate(told["scrape"]):
+        for name, value in job.items():
+            print(f"scrape[{number}].{name} = {value}")
     if found.slo:
         print(f"slo = {found.slo}")
     return 0

@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 import time
-import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,12 +18,14 @@ from phasewise.dashboard.commands.connection import find_server, make_directory,
 from phasewise.dashboard.commands.otlp import trace_sender
 from phasewise.dashboard.commands.ports import Wanted, require_free
 from phasewise.rules.errors import MachineError, PhasewiseError
+from phasewise.rules.secret_text import hidden
 
 if TYPE_CHECKING:
     from phasewise.collector.scraping.jobs import Endpoint, Job
 
 FREE_BYTES = 2 * 2**30
 START_S = 30.0
+ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def _all(options: Namespace) -> Iterator[Check]:
     yield _tried("rules", _rules)
     yield _tried("data", lambda: _data(options.data))
     yield _tried("disk", lambda: _disk(options.data))
+    yield _tried("access", lambda: _access(options))
     yield _tried("devices", _devices)
     try:
         server = find_server(options.data)
@@ -88,8 +90,7 @@ def _all(options: Namespace) -> Iterator[Check]:
     else:
         yield from _quick(options)
         yield _tried("OTLP round trip", lambda: _round_trip(options.data))
-    for url in options.scrape:
-        yield _tried(f"metrics {url}", partial(_metrics, url))
+    yield from _urls(options.scrape)
     yield from _jobs(getattr(options, "scrape_jobs", ()))
 
 
@@ -121,6 +122,16 @@ def _disk(data: Path) -> str:
             f"{text}; at least {FREE_BYTES // 2**30} GiB are needed: free some, or choose another --data"
         )
     return text
+
+
+def _access(options: Namespace) -> str:
+    """Keys and certificates as `serve` will read them: what would stop its start is said here."""
+    from phasewise.collector.tls import SETTINGS, Tls
+    from phasewise.dashboard.commands.keys import require_keys
+
+    keys = "keys are asked for" if require_keys(options.data) else "no keys: anybody who reaches it may come in"
+    told = Tls.of({name: getattr(options, name, None) for name in SETTINGS})
+    return f"{keys}; {'certificates fit' if told else 'no certificates'}"
 
 
 def _devices() -> str:
@@ -204,6 +215,20 @@ def _one_span() -> bytes:
     return request.SerializeToString()
 
 
+def _urls(urls: Sequence[str]) -> Iterator[Check]:
+    """Each `--scrape` once, as `serve` would ask it."""
+    from phasewise.collector.scraping.jobs import url_job
+
+    for url in urls:
+        try:
+            job = url_job([url], timeout_s=ANSWER_S)
+        except PhasewiseError as error:
+            yield Check(f"metrics {hidden(url)}", False, str(error))
+            continue
+        for endpoint in job.endpoints:
+            yield _tried(f"metrics {endpoint.shown_url}", partial(_target, job, endpoint))
+
+
 def _jobs(tables: Sequence[Mapping[str, object]]) -> Iterator[Check]:
     """Each `[[scrape]]` once: what its files and its cluster tell, and every target that it states."""
     from phasewise.collector.scraping.jobs import read_jobs
@@ -239,22 +264,14 @@ def _found(endpoints: Sequence[Endpoint], problem: str) -> str:
 def _target(job: Job, endpoint: Endpoint) -> str:
     import httpx
 
-    from phasewise.collector.scraping.http import Refused, client_of, read_body
+    from phasewise.collector.scraping.http import Refused, client_of, read_body, unreached
 
     try:
         with client_of(job.access, job.timeout_s, f"job {job.name}") as client:
             text = read_body(client, endpoint.url, job.access, job.timeout_s)
     except (httpx.HTTPError, Refused) as error:
-        raise MachineError(f"no answer: {error} (is it up, and are its metrics switched on?)") from None
-    return _counted(text)
-
-
-def _metrics(url: str) -> str:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            text = answer.read(2**24).decode("utf-8", "replace")
-    except (OSError, ValueError) as error:
-        raise MachineError(f"no answer: {error} (is the engine up, and are its metrics switched on?)") from None
+        reason = unreached(error) if isinstance(error, httpx.HTTPError) else error
+        raise MachineError(f"no answer: {reason} (is it up, and are its metrics switched on?)") from None
     return _counted(text)
 
 

@@ -39,7 +39,7 @@ def _create(options: Namespace) -> int:
 
 def _rotate(options: Namespace) -> int:
     now = time.time_ns()
-    key, token = _existing(options.data).rotate(options.identifier, now, lifetime(options.overlap))
+    key, token = _existing(options.data).rotate(options.identifier, now, lifetime(options.overlap, "--overlap"))
     split = split_token(options.identifier)
     _audit(options.data, "key_rotated", key, now, f"replaces {split[0] if split else options.identifier}")
     _tell(options, key, token)

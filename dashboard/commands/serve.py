@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from phasewise.collector.access_keys import LOCAL_KEY, new_key
+from phasewise.collector.access_keys import LOCAL_KEY, LOCAL_SCOPES, new_key
 from phasewise.collector.audit import audit
 from phasewise.collector.tls import SETTINGS as TLS
 from phasewise.collector.tls import Tls
@@ -160,7 +160,7 @@ class Supervisor:
         self.stopping = threading.Event()
         self.hung_up = threading.Event()
         # Lets the command line of the same user in: whoever can read serve.json can read all the data beside it.
-        local, self.local_token = new_key(("ingest", "read"), now_unix_ns=time.time_ns(), key_id=LOCAL_KEY)
+        local, self.local_token = new_key(LOCAL_SCOPES, now_unix_ns=time.time_ns(), key_id=LOCAL_KEY)
         shared: dict[str, object] = {"local_key_sha256": local.secret_sha256, "content": settings.content}
         self.shared = shared | (settings.tls.settings() if settings.tls else {})
         self.receive = Child(

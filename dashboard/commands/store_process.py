@@ -148,11 +148,7 @@ class StoreService:
         self._run("upkeep", upkeep.keep_up)
         jobs = read_jobs(NAME, list(settings.scrape_jobs))
         if settings.scrape or jobs:
-
-            def urls() -> dict[str, str]:
-                return {str(one["instance"]): str(one["url"]) for one in scraper.status()}
-
-            facts = FactReader(urls, rulebook.engines, writer.add_answers, self.clock)
+            facts = FactReader(lambda: scraper.reached(), rulebook.engines, writer.add_answers, self.clock)
 
             def take(samples: list[Exposition]) -> None:
                 writer.add_samples(samples)

@@ -296,7 +296,7 @@ def _spans(answers: Answers, trace_id: str | None, with_content: bool = False) -
     if not trace_id:
         return []
     found: pa.Table = SpanArchive(answers.data_dir).trace(trace_id)
-    if answers.posture.content and not with_content:
+    if not with_content:  # also where content is kept no more: what was stored before is still there
         found, _ = redact_spans(found)
     rows: list[dict[str, Any]] = found.to_pylist()
     return rows

@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from phasewise.collector.access import BURST_BYTES, RATE_BYTES_PER_S, WRONG_KEYS, Caller, Door, Refused, last_used
-from phasewise.collector.access_keys import SCOPES, KeyFile, lifetime, local_keys, new_key, secret_hash, split_token
+from phasewise.collector.access_keys import (
+    LOCAL_SCOPES,
+    SCOPES,
+    KeyFile,
+    lifetime,
+    local_keys,
+    new_key,
+    secret_hash,
+    split_token,
+)
 from phasewise.collector.audit import audit
 from phasewise.rules.errors import InputError, MachineError
 
@@ -252,16 +261,13 @@ def test_last_use_is_an_hour_and_written_once_a_minute(tmp_path: Path) -> None:
 
 
 def test_the_key_of_a_run_lets_its_user_in_and_opens_no_more(tmp_path: Path) -> None:
-    local, token = new_key(("ingest", "read"), now_unix_ns=START_NS, key_id="local")
+    local, token = new_key(LOCAL_SCOPES, now_unix_ns=START_NS, key_id="local")
     door = a_door(tmp_path, Clock(), extra=local_keys(local.secret_sha256))
     assert not door.required
     a_key(tmp_path)
     door.reload()
-    assert (ask(door, token, "read"), ask(door, token, "ingest"), ask(door, token, "content")) == (
-        "in",
-        "in",
-        "forbidden",
-    )
+    told = {scope: ask(door, token, scope) for scope in SCOPES}
+    assert told == {"ingest": "in", "read": "in", "admin": "in", "content": "forbidden"}
 
 
 @pytest.mark.parametrize("text", ["", "90", "d", "0d", "-1d", "1y", "1.5h", "9999999d"])

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import record_table
 from writing import Bench, bench, engine_span, rulebook
 
 from phasewise.collector.backup import restore, take_snapshot, write_backup
 from phasewise.collector.integrity import check
+from phasewise.collector.records import Place
 from phasewise.collector.recovery import FILE
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.collector.store import Store
@@ -81,12 +83,14 @@ def holds(folder: Path, text: str) -> list[str]:
 
 def test_a_backup_holds_what_was_stored_at_one_commit(full: Bench, tmp_path: Path) -> None:
     before = full.rows(ROWS)
+    (full.folder / "keys.json").write_text("{}")
     told = backed_up(full, tmp_path / "backup")
     full.receive(spans(70, 5, 14_400))
     full.run(1.5)
     assert len(full.rows(ROWS)) == len(before) + 5
     done = restore(tmp_path / "backup", tmp_path / "again")
     assert (done["requests"], done["commit"]) == (len(before), told["commit"])
+    assert (tmp_path / "again" / "keys.json").read_text() == "{}", "restored, it would let everybody in"
     with Store(tmp_path / "again" / FILE) as store:
         writer = Writer(store, tmp_path / "again", rulebook(), full.attribute, clock=full.clock)
         writer.step()
@@ -184,6 +188,16 @@ def test_no_byte_is_left_of_what_is_purged(full: Bench, where: list[str]) -> Non
     for due in due_hours(full.store, full.clock.now):
         assert Sealer(full.store, full.clock).seal(due)
     assert len(full.rows(ROWS)) == 32
+
+
+@pytest.mark.slow
+def test_with_an_instance_goes_what_is_known_of_its_place(full: Bench) -> None:
+    (name,) = {row["instance"] for row in full.rows(ROWS)}
+    places = [Place(instance=name, host=CANARY), Place(instance="another", host="h")]
+    with full.store.write() as transaction:
+        transaction.insert("places", record_table(Place, places))
+    purged(full.store, full.writer, full.folder, [f"instance:eq:{name}"], "", full.clock.now)
+    assert [row["instance"] for row in full.rows("SELECT instance FROM places")] == ["another"]
 
 
 @pytest.mark.slow

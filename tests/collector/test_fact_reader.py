@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from local_http import Answer, Query, answering
 from writing import SECOND, Clock, rulebook
@@ -13,6 +13,7 @@ from writing import SECOND, Clock, rulebook
 from phasewise.collector.exposition import Exposition, read_exposition
 from phasewise.collector.fact_reader import FactReader
 from phasewise.collector.profiles import Profiles
+from phasewise.collector.scraping.jobs import Access
 
 pytestmark = pytest.mark.live
 PROFILES = Profiles(rulebook().engines)
@@ -29,19 +30,19 @@ def scraped(started_s: float | None = None, metric: str = "vllm:num_requests_run
 class Told:
     """A reader with what it told and a clock moved by hand."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, access: Access | None = None) -> None:
         self.clock = Clock()
+        access = access or Access()
         self.found: list[tuple[str, Mapping[str, object]]] = []
         self.reader = FactReader(
-            lambda: {"e": f"{url}/metrics"}, rulebook().engines, lambda *told: self.take(*told), self.clock
+            lambda: {"e": (f"{url}/metrics", access)}, rulebook().engines, lambda *told: self.take(*told), self.clock
         )
 
     def take(self, name: str, _unix_ns: int, settings: Mapping[str, object]) -> None:
         self.found.append((name, settings))
 
     def ask(self) -> None:
-        with httpx.Client(timeout=2, follow_redirects=False) as client:
-            self.reader.ask_due(client)
+        self.reader.ask_due()
 
     @property
     def status(self) -> dict[str, Any]:
@@ -128,3 +129,21 @@ def test_metrics_of_an_engine_that_tells_nothing_ask_nobody() -> None:
     told = Told("http://127.0.0.1:1")
     told.reader.saw(scraped(metric="nv_inference_request_success"))
     assert told.reader.status() == []
+
+
+def test_a_server_is_asked_with_the_token_and_the_password_of_its_scrape(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    with answering(vllm) as server:
+        told = Told(server.url, Access(token_file=tmp_path / "token"))
+        told.reader.saw(scraped())
+        told.ask()
+        assert {one.headers["Authorization"] for one in server.asked} == {"Bearer t"}
+        assert len(told.found) == 1
+        named = Told(server.url.replace("://", "://user:secret@"))
+        named.reader.saw(scraped())
+        named.ask()
+        assert server.asked[-1].headers["Authorization"].startswith("Basic ")
+        unreadable = Told(server.url, Access(ca_file=tmp_path / "none.pem"))
+        unreadable.reader.saw(scraped())
+        unreadable.ask()
+        assert "none.pem" in unreadable.status["last_error"] and unreadable.found == []

@@ -187,7 +187,7 @@ STEPS = [
     "phasewise.collector.retention.Retention._drop_spans",
     "phasewise.collector.lake.Lake.remove_hours",
     "phasewise.collector.lake.Lake.files",
-    "phasewise.collector.lake._sync",
+    "phasewise.collector.lake.sync_path",
     "phasewise.collector.lake.Path.unlink",
     "phasewise.collector.lake.Path.rmdir",
 ]

@@ -107,7 +107,7 @@ def test_a_target_that_hangs_delays_no_other_and_says_so() -> None:
             told = by_url(scraper)
         assert (told["metrics"]["up"], told["metrics"]["engine"]) == (True, "vllm_v1")
         assert told["metrics"]["failures"] == 0
-        assert "Timeout" in told["hang"]["last_error"]
+        assert told["hang"]["last_error"] == "no answer in time"
         assert "takes longer than 0.5 s" in told["drip"]["last_error"]
         assert "leads elsewhere" in told["elsewhere"]["last_error"]
         assert {one.samples["instance"].item() for one in found} == {f"127.0.0.1:{own.port}"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+from waiting import until
 from writing import rulebook
 
 from phasewise.collector.exposition import Exposition
@@ -49,19 +49,11 @@ def scraping(url: str, found: list[Exposition]) -> Scraper:
     return Scraper([url], rulebook().engines, found.extend, interval_s=0.05, timeout_s=1.0)
 
 
-def wait_until(test: object, seconds: float = 5.0) -> None:
-    assert callable(test)
-    end = time.monotonic() + seconds
-    while not test() and time.monotonic() < end:
-        time.sleep(0.02)
-    assert test()
-
-
 def test_samples_come_named_by_their_address(port: int) -> None:
     found: list[Exposition] = []
     scraper = scraping(f"127.0.0.1:{port}", found)
     scraper.start()
-    wait_until(lambda: len(found) >= 3)
+    until(lambda: len(found) >= 3)
     scraper.stop()
     assert {one.samples["instance"].item() for one in found} == {f"127.0.0.1:{port}"}
     assert found[0].samples["running"].item() == 3.0
@@ -73,13 +65,13 @@ def test_failures_are_gaps_that_say_why(port: int) -> None:
     Engine.status = 503
     scraper = scraping(f"http://127.0.0.1:{port}/metrics", found)
     scraper.start()
-    wait_until(lambda: scraper.status()[0]["failures"] != 0)
+    until(lambda: scraper.status()[0]["failures"] != 0)
     assert found == []
     assert "503" in str(scraper.status()[0]["last_error"])
     Engine.status, Engine.text = 200, "node_load1 3\n"
-    wait_until(lambda: "no known engine" in str(scraper.status()[0]["last_error"]))
+    until(lambda: "no known engine" in str(scraper.status()[0]["last_error"]))
     Engine.text = "vllm:num_requests_running 3\n"
-    wait_until(lambda: bool(found))
+    until(lambda: bool(found))
     scraper.stop()
     assert scraper.status()[0]["last_error"] == ""
 
@@ -108,7 +100,7 @@ def test_a_sample_that_cannot_be_stored_ends_no_scraping(port: int) -> None:
 
     scraper = Scraper([f"127.0.0.1:{port}"], rulebook().engines, full, interval_s=0.05, timeout_s=1.0)
     scraper.start()
-    wait_until(lambda: int(str(scraper.status()[0]["scrapes"])) >= 3)
+    until(lambda: int(str(scraper.status()[0]["scrapes"])) >= 3)
     scraper.stop()
     assert scraper.status()[0]["up"] is True
 

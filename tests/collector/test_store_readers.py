@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import pytest
 from endless import ENDLESS
+from waiting import until
 
 from phasewise.collector.patience import Patience
 from phasewise.collector.readers import AT_ONCE, MOST_WAITING
@@ -36,13 +37,6 @@ def raised_by(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseEx
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, raised
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_query_that_takes_too_long_is_stopped_and_the_store_lives_on(store: Store) -> None:

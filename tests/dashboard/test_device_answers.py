@@ -44,6 +44,25 @@ def test_a_discovery_that_fails_is_a_problem(serve: Callable[..., Served]) -> No
     assert ("Targets of k (kubernetes)", "no answer") in problems(served.app.state.answers, view)
 
 
+def test_scrapes_that_fail_are_problems_and_the_first_are_named(serve: Callable[..., Served]) -> None:
+    served = serve()
+    good = {"instance": "e-0", "up": True, "last_error": "", "not_stored": ""}
+    lost = good | {"instance": "e-1", "not_stored": "no space"}
+    failing = [good | {"instance": f"f-{n}", "up": False, "last_error": "refused"} for n in range(5)]
+    source = {"job": "k", "kind": "static", "targets": 300, "left_out": 44, "problem": ""}
+    served.writer.watch(lambda: [good, lost, *failing], lambda: [source])
+    view = View("api", None, tuple(WINDOW.items()))
+    told = problems(served.app.state.answers, view)
+    assert ("Scraping f-0 fails", "Refused. Samples of that time are missing.") in told
+    titles = [title for title, _ in told]
+    assert (
+        "Scraping e-1 is not stored" in titles
+        and "Scraping 2 more targets fails" in titles
+        and "44 targets of k are not scraped" in titles
+    )
+    assert not [title for title in titles if "e-0" in title]
+
+
 def test_a_verdict_shows_what_the_devices_of_its_engines_did(serve: Callable[..., Served]) -> None:
     before = serve().client.get("/api/v1/verdict", params=WINDOW).json()
     served = with_devices(serve(), dram_active_ratio=0.75, throttle_reasons=0x20)

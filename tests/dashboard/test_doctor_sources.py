@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from fake_nvml import FakeNvml
 from kubernetes_server import kubernetes, pod
 from local_http import answering
 
+from phasewise.collector.access_keys import KeyFile, new_key
 from phasewise.dashboard.commands import doctor
 
 pytestmark = pytest.mark.live
@@ -50,6 +53,34 @@ def test_files_and_clusters_say_how_many_targets_they_tell_or_why_not(tmp_path: 
         api.refusing = (403, "pods is forbidden")
         ((_, ok, text),) = told(cluster)
         assert not ok and "get, list and watch pods in namespace inference" in text
+
+
+def test_an_address_of_the_command_line_is_asked_as_serve_asks_it() -> None:
+    def answer(path: str, _: object) -> tuple[int, str]:
+        return (200, "up 1\n") if path == "/metrics" else (302, "")
+
+    with answering(answer) as server:
+        named = server.url.replace("://", "://me:secret@")
+        (good, moved, wrong) = doctor._urls([named, f"{server.url}/moved", "http://me:secret@h:port/"])
+        assert (good.name, good.ok) == (f"metrics {server.url}/metrics", True)
+        assert server.asked[0].headers["Authorization"].startswith("Basic ")
+        assert not moved.ok and "leads elsewhere" in moved.text
+        assert not wrong.ok and "secret" not in wrong.name
+
+
+def test_keys_and_certificates_that_would_stop_the_start_are_told(tmp_path: Path) -> None:
+    def told(**more: str) -> tuple[bool, str]:
+        check = doctor._tried("access", lambda: doctor._access(Namespace(data=tmp_path, **more)))
+        return check.ok, check.text
+
+    assert told() == (True, "no keys: anybody who reaches it may come in; no certificates")
+    ok, text = told(tls_cert=str(tmp_path / "none.pem"))
+    assert not ok and "--tls-key" in text
+    KeyFile(tmp_path).add(new_key(("read",), now_unix_ns=time.time_ns())[0])
+    assert told() == (True, "keys are asked for; no certificates")
+    (tmp_path / "keys.json").chmod(0o644)
+    ok, text = told()
+    assert not ok and "keys.json" in text
 
 
 def test_devices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders import record_table
 from overlapping import REQUESTS, lines
 from span_tables import at
 
 from phasewise.collector import exchange, span_pages
 from phasewise.collector.archive import SpanArchive
 from phasewise.collector.exchange_folder import files_of_export
-from phasewise.collector.records import Annotation
+from phasewise.collector.records import Annotation, GpuSample, Place
+from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.dashboard import cli
 from phasewise.dashboard.commands.connection import open_data
 from phasewise.dashboard.commands.store_process import StoreService, StoreSettings
@@ -39,8 +42,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         local.writer.annotate([Annotation(unix_ns=at(5), kind="deploy", text="v2 \u2028 =cmd|' /c calc'!A0")])
         steps = {"instance": ["e-1"] * 3, "step": [0, 1, 2], "start_unix_ns": [at(1)] * 3, "duration_s": [0.1] * 3}
         steps |= {"prefill_tokens": [1] * 3, "decode_sequences": [1] * 3}
+        devices = [GpuSample(instance="h:9400", device="GPU-0", unix_ns=at(n), host="h", xid=0) for n in range(20)]
+        places = [Place(instance="h:9400", host="h"), Place(instance="e-2", pod="p-2")]
         with local.store.write() as transaction:
             transaction.insert("engine_steps", pl.DataFrame(steps))
+            transaction.insert("gpu_samples", record_table(GpuSample, devices))
+            transaction.insert("places", record_table(Place, places))
     return folder / "data"
 
 
@@ -64,7 +71,7 @@ def test_what_is_exported_and_imported_is_exported_the_same(data: Path, tmp_path
     first = export(data, tmp_path / "a")
     assert {name: table.num_rows for name, table in first.items()} == {
         "instances": 2, "annotations": 1, "requests": REQUESTS, "turns": REQUESTS, "engine_steps": 3, "engine_samples": 20,
-        "spans": 2 * REQUESTS,
+        "gpu_samples": 20, "places": 2, "spans": 2 * REQUESTS,
     }  # fmt: skip
     assert ingest(tmp_path / "other", tmp_path / "a") == 0
     second = export(tmp_path / "other", tmp_path / "b")
@@ -93,6 +100,22 @@ def test_imported_again_it_changes_nothing_and_the_store_answers_alike(
         rollups = store.execute("SELECT * FROM rollups ORDER BY ALL").fetchall()
     with duckdb.connect(str(tmp_path / "other" / "phasewise.duckdb"), read_only=True) as store:
         assert store.execute("SELECT * FROM rollups ORDER BY ALL").fetchall() == rollups
+
+
+def test_sealed_hours_are_exported_as_they_were(data: Path, tmp_path: Path, small_pages: None) -> None:
+    first = export(data, tmp_path / "a")
+    shutil.copytree(data, tmp_path / "cold")
+    window = ("--from", str(at(3)), "--to", str(at(12)), "--filter", "model:exists:true")
+    part = export(data, tmp_path / "part", *window)
+    with open_data(tmp_path / "cold") as local:
+        for due in due_hours(local.store, later := at(48 * 3600)):
+            assert Sealer(local.store, lambda: later).seal(due)
+        assert local.store.query("SELECT count(*) AS n FROM main.requests")["n"].item() == 0
+        assert local.store.query("SELECT count(*) AS n FROM main.gpu_samples")["n"].item() == 0
+    assert export(tmp_path / "cold", tmp_path / "b") == first
+    assert export(tmp_path / "cold", tmp_path / "c", *window) == part
+    assert ingest(tmp_path / "cold", tmp_path / "a") == 0  # into sealed hours, and nothing is there twice
+    assert export(tmp_path / "cold", tmp_path / "d") == first
 
 
 @pytest.mark.live
@@ -129,6 +152,7 @@ def test_a_window_and_a_filter_take_whole_traces(data: Path, tmp_path: Path) -> 
         "spans": 2,
     }
     assert "annotations" not in part
+    assert [row["instance"] for row in part["places"].to_pylist()] == ["h:9400"]
     assert cli.main(["export", "--data", str(data), "--out", str(tmp_path / "c"), "--from", str(at(5000))]) == 3
 
 
@@ -152,6 +176,10 @@ def test_a_folder_that_was_damaged_is_refused_by_name(
     file.unlink()
     with pytest.raises(InputError, match=r"requests\.parquet: is missing"):
         files_of_export(tmp_path / "a")
+    manifest = (tmp_path / "a" / "manifest.json").rename(tmp_path / "manifest.json")
+    assert ingest(tmp_path / "d", tmp_path / "a") == 2
+    assert "manifest.json: is missing: the export was cut off" in capsys.readouterr().err
+    manifest.rename(tmp_path / "a" / "manifest.json")
     changed(tmp_path / "a", schema_version=99)
     with pytest.raises(InputError, match="upgrade phasewise"):
         files_of_export(tmp_path / "a")

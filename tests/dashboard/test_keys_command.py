@@ -135,16 +135,18 @@ def test_config_show_hides_secrets(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "phasewise.toml").write_text(
-        '[serve]\nscrape = ["http://me:hunter2@engine:8000/metrics"]\n[slo]\nttft = "2s"\n'
+        '[serve]\nscrape = ["http://me:hunter2@engine:8000/metrics"]\n[slo]\nttft = "2s"\n[retention]\nraw_days = 7\n'
+        '[[scrape]]\njob = "j"\ntargets = ["http://me:hunter3@e:1/metrics"]\n'
     )
     monkeypatch.setenv("PHASEWISE_API_KEY", TOKEN)
     for form in ((), ("--json",)):
         code, out, _ = said(capsys, "config", "show", *form)
         assert code == 0 and "***" in out
-        assert "hunter2" not in out and "s" * 43 not in out
+        assert "hunter2" not in out and "hunter3" not in out and "s" * 43 not in out
     told = json.loads(out)
     assert told["serve"]["scrape"] == ["http://me:***@engine:8000/metrics"]
     assert told["environment"]["PHASEWISE_API_KEY"] == "***" and told["slo"] == "ttft:2s"
+    assert told["retention"] == {"raw_days": 7} and told["scrape"][0]["job"] == "j"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from otlp_messages import span_message, trace_request
 from serving import Served, phasewise, serving
+from waiting import wait_for
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -32,15 +32,6 @@ def send(server: Served, first: int, count: int, model: str = "m") -> None:
     server.send_traces(trace_request(*spans, scope="vllm.tracing.otel").SerializeToString())
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 30) -> bool:
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.2)
-    return False
-
-
 def stored(server: Served) -> int:
     return int(server.get("/api/v1/pulse")["requests"])
 
@@ -50,16 +41,16 @@ def test_backup_purge_and_check_of_a_served_directory(tmp_path: Path) -> None:
     with serving(data) as server:
         send(server, 0, 20)
         send(server, 20, 5, "canary-4d1e")
-        assert until(lambda: stored(server) == 25)
+        assert wait_for(lambda: stored(server) == 25)
         refused = phasewise("db", "check", "--data", data)
         assert refused.returncode == 4 and "a server runs" in refused.stderr
         done = phasewise("db", "backup", "--data", data, "--out", tmp_path / "backup")
         assert done.returncode == 0, done.stderr
         purged = phasewise("db", "purge", "--data", data, "--where", "model:eq:canary-4d1e", "--json")
         assert json.loads(purged.stdout)["requests"] == 5, purged.stderr
-        assert until(lambda: stored(server) == 20)
+        assert wait_for(lambda: stored(server) == 20)
         send(server, 40, 3)
-        assert until(lambda: stored(server) == 23)
+        assert wait_for(lambda: stored(server) == 23)
         assert server.stop() == 0
     checked = phasewise("db", "check", "--data", data)
     assert checked.returncode == 0, checked.stderr
@@ -74,12 +65,12 @@ def test_a_start_on_a_damaged_store_says_so_and_has_everything(tmp_path: Path) -
     data = tmp_path / "data"
     with serving(data) as server:
         send(server, 0, 20)
-        assert until(lambda: stored(server) == 20)
+        assert wait_for(lambda: stored(server) == 20)
         assert server.stop() == 0
     file = data / "phasewise.duckdb"
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 3])
     with serving(data) as server:
-        assert until(lambda: stored(server) == 20)
-        assert until(lambda: "was damaged and lies in" in str(server.get("/api/v1/pulse")["notice"]))
+        assert wait_for(lambda: stored(server) == 20)
+        assert wait_for(lambda: "was damaged and lies in" in str(server.get("/api/v1/pulse")["notice"]))
         assert server.stop(signal.SIGTERM) == 0
     assert list((data / "quarantine").glob("*/phasewise.duckdb"))

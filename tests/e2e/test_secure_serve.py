@@ -11,26 +11,17 @@ import ssl
 import stat
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from certificates import authority
 from serving import PHASEWISE, phasewise, serving
+from waiting import wait_for
 
 from phasewise.collector.journal import JournalReader
 
 pytestmark = pytest.mark.live
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.2)
-    return False
 
 
 def made(data: Path, *options: str) -> str:
@@ -62,6 +53,8 @@ def test_keys_and_certificates_from_start_to_end(tmp_path: Path) -> None:
         doctor = phasewise("doctor", "--data", data, "--json")
         assert doctor.returncode == 0, doctor.stdout
         assert phasewise("analyze", "--data", data, "--json").returncode == 3
+        assert phasewise("db", "backup", "--data", data, "--out", tmp_path / "backup").returncode == 0
+        assert phasewise("db", "purge", "--data", data, "--tenant", "nobody").returncode == 0
 
         analyze = ("analyze", "--json")
         assert named(url, reader, ours.pair.cert, *analyze).returncode == 3
@@ -87,7 +80,7 @@ def test_keys_and_certificates_from_start_to_end(tmp_path: Path) -> None:
         assert token.rpartition("_")[2] not in told
     assert "without authentication" not in log and "plain text" not in log
     actions = [json.loads(line)["action"] for line in (data / "audit.jsonl").read_text().splitlines()]
-    assert actions == ["key_created", "key_created", "started", "key_revoked"]
+    assert actions == ["key_created", "key_created", "started", "purge", "key_revoked"]
     assert [path for path in data.rglob("*") if path.stat().st_mode & 0o077] == []
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,12 @@ from local_http import answering
 from process_tree import children, gone
 from serving import PHASEWISE, Served, phasewise, serving
 from shared_data import shared_path
+from waiting import wait_for
 
 from phasewise.dashboard.commands.recording import Scrape, Traces, load
 
 pytestmark = pytest.mark.live
 EVERYTHING = ("--from", "0", "--to", "4102444800")
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
-    until = time.monotonic() + timeout_s
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def listens(port: int) -> bool:
