@@ -36,6 +36,7 @@ Encoding = Literal["identity", "gzip", "deflate"]
 Status = Literal["ok", "malformed", "too_large", "refused", "internal"]
 _WORKERS = 2  # scanning holds the interpreter lock: more threads would only hold more memory
 _INFLATE_STEP_BYTES = 1 << 18
+_PACKED_STEP_BYTES = 1 << 16
 _INFLATE_AT_ONCE_BYTES = 4 << 20
 _WBITS: Mapping[Encoding, int] = {"gzip": 31, "deflate": 15}  # zlib's numbers for the framing, largest window
 _WARN_EVERY_S = 60.0
@@ -57,12 +58,15 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What to tell the sender. rejected: items that can never be kept; message: English, empty when there is nothing to say."""
+    """What to tell the sender. rejected: items that can never be kept; message: English, empty when there is nothing to say.
+
+    retry_after_s: seconds to wait before trying again, where that helps; HTTP can say whole ones only.
+    """
 
     status: Status
     rejected: int = 0
     message: str = ""
-    retry_after_s: int = 0
+    retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class Intake:
             "draining": "the receiver is stopping",
         }
         low, high = self.limits.retry_after_s
-        return Reply("refused", message=f"{words[reason]}; retry", retry_after_s=random.randint(low, high))
+        return Reply("refused", message=f"{words[reason]}; retry", retry_after_s=random.uniform(low, high))
 
     async def take(self, body: Body) -> Reply:
         """Store a request. Returns when it is durable or refused."""
@@ -259,21 +263,26 @@ def inflated(data: bytes, limit_bytes: int, encoding: Encoding = "gzip") -> byte
 
 
 def _inflating(data: bytes, limit_bytes: int, encoding: Encoding) -> Iterator[tuple[bytes, bool]]:
-    """Parts of the content, and whether a member ended with them."""
-    total = 0
-    rest = data
-    while rest:
+    """Parts of the content, and whether a member ended with them. What is packed is looked at in pieces, never copied as a whole."""
+    packed = memoryview(data)
+    total = at = 0
+    while at < len(packed):
         stream = zlib.decompressobj(wbits=_WBITS[encoding])
+        piece: memoryview | bytes = b""
         while not stream.eof:
+            if not piece:
+                piece = packed[at : at + _PACKED_STEP_BYTES]
+                at += len(piece)
+            at_end = not piece
             try:
-                part = stream.decompress(rest, _INFLATE_STEP_BYTES)
+                part = stream.decompress(piece, _INFLATE_STEP_BYTES)
             except zlib.error as error:
                 raise Malformed(f"its {encoding} is damaged: {error}") from None
-            rest = stream.unconsumed_tail
-            if not part and not rest and not stream.eof:
+            piece = stream.unconsumed_tail
+            if not part and at_end and not stream.eof:
                 raise Malformed(f"its {encoding} is cut off")
             total += len(part)
             if total > limit_bytes:
                 raise TooLarge(f"it has over {limit_bytes:,} bytes after decompression")
             yield part, stream.eof
-        rest = stream.unused_data
+        at -= len(stream.unused_data)

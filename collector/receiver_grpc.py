@@ -92,13 +92,17 @@ def _pair(tls: Tls) -> grpc.ServerCertificateConfiguration:
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     def __init__(self, intake: Intake, door: Door | None) -> None:
         reads = asyncio.Semaphore(_READS)
+        self._receipts = intake.receipts
         self._handlers = {
             method: grpc.stream_unary_rpc_method_handler(_export(signal, intake, reads, door))
             for method, signal in _METHODS.items()
         }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._handlers.get(handler_call_details.method)  # None: UNIMPLEMENTED
+        found = self._handlers.get(handler_call_details.method)
+        if found is None:  # UNIMPLEMENTED
+            self._receipts.request("bad_request")
+        return found
 
 
 def _export(signal: Signal, intake: Intake, reads: asyncio.Semaphore, door: Door | None) -> Callable[..., Any]:
@@ -165,7 +169,8 @@ async def _abort(context: Context, reply: Reply) -> NoReturn:
     }[reply.status]
     trailers: tuple[tuple[str, bytes], ...] = ()
     if reply.status == "refused":
-        hint = RetryInfo(retry_delay=Duration(seconds=reply.retry_after_s))
+        hint = RetryInfo(retry_delay=Duration())
+        hint.retry_delay.FromMilliseconds(round(reply.retry_after_s * 1e3))
         packed = AnyMessage()
         packed.Pack(hint)
         status = Status(code=code.value[0], message=reply.message, details=[packed])

@@ -173,7 +173,7 @@ class HttpFront:
                 raise _too_large(limit)
             if not held.more(len(part)):
                 reply = self._intake.refusal("queue_full")
-                raise _Refused(503, "", reply.message, {"retry-after": str(reply.retry_after_s)})
+                raise _Refused(503, "", reply.message, _retry_after(reply))
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -323,8 +323,12 @@ def _answer(signal: Signal, reply: Reply) -> tuple[int, Message, dict[str, str]]
     if reply.status == "ok":
         return 200, partial_success(signal, reply), {}
     status = {"malformed": 400, "too_large": 413, "refused": 503, "internal": 500}[reply.status]
-    headers = {"retry-after": str(reply.retry_after_s)} if reply.status == "refused" else {}
+    headers = _retry_after(reply) if reply.status == "refused" else {}
     return status, _status(status, reply.message), headers
+
+
+def _retry_after(reply: Reply) -> dict[str, str]:
+    return {"retry-after": str(round(reply.retry_after_s))}
 
 
 async def _respond(send: Send, status: int, message: Message, headers: Mapping[str, str], answer_in: str) -> None:

@@ -89,7 +89,7 @@ class RowWriter:
             memory.registry.see_settings(instance, settings, "resource")
         memory.watermarks.see(past, now, ended)
         memory.refresher.take(self._transaction, changes.rows, changes.stored, now)
-        memory.counters.add("requests", changes.rows["revision"].null_count())
+        memory.counters.add("requests", changes.rows.height - len(changes.stored))
         return changes.rows.height
 
     def write_events(self, marks: list[Annotation]) -> None:

@@ -25,9 +25,10 @@ from phasewise.collector.migration import drop_copies, keep_copy, prepare, versi
 from phasewise.collector.patience import Patience
 from phasewise.collector.reach import EVER, reach
 from phasewise.collector.readers import Readers
+from phasewise.collector.spill import remove_files_of_others, room
 from phasewise.collector.store_errors import cannot_open
 from phasewise.collector.tables import SCHEMA_VERSION
-from phasewise.rules.errors import MachineError
+from phasewise.rules.errors import MachineError, TooHeavy
 
 STORAGE_VERSION = "v1.5.0"  # so that one release back can still read a file made by this one
 CHECKPOINT_THRESHOLD = "256MB"
@@ -43,10 +44,15 @@ class Store:
     query() may be called from any thread; write() is one at a time.
     """
 
-    def __init__(self, path: Path, *, threads: int = THREADS, memory_limit: str = MEMORY_LIMIT) -> None:
+    def __init__(
+        self, path: Path, *, threads: int = THREADS, memory_limit: str = MEMORY_LIMIT, spill_bytes: int | None = None
+    ) -> None:
+        """spill_bytes: what temporary files may take; None takes the smaller of 4 GiB and 10 % of what is free."""
         self.path = path
         self._threads = threads
         self._memory_limit = memory_limit
+        self._spill_bytes = spill_bytes
+        self._temporary = path.parent / "temporary"
         self._write_lock = threading.RLock()
         self._state_lock = threading.Lock()
         self._dead_because = ""
@@ -82,12 +88,14 @@ class Store:
     def _attached(self) -> duckdb.DuckDBPyConnection:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            spill_bytes = room(self.path.parent) if self._spill_bytes is None else self._spill_bytes
             connection = duckdb.connect(
                 ":memory:",
                 config={
                     "threads": self._threads,
                     "memory_limit": self._memory_limit,
-                    "temp_directory": str(self.path.parent / "temporary"),
+                    "temp_directory": str(self._temporary),
+                    "max_temp_directory_size": f"{max(1, spill_bytes)}B",
                     "autoinstall_known_extensions": "false",
                     "autoload_known_extensions": "false",
                 },
@@ -98,6 +106,7 @@ class Store:
             raise MachineError(f"{self.path}: {error.strerror or error} (check owner and free space)") from error
         except duckdb.Error as error:
             raise cannot_open(self.path, str(error)) from error
+        remove_files_of_others(self._temporary)  # of a process that was killed: the file is ours now
         # The file is open: but for the cold tier nothing else on this machine is needed, so nothing else can be reached from SQL.
         connection.execute("SET allowed_directories = ?", [[str(self.cold_directory)]])
         connection.execute("SET enable_external_access = false")
@@ -197,6 +206,8 @@ class Store:
             if patience:
                 patience.check()
             raise
+        except duckdb.OutOfMemoryException as error:  # of memory, or of the room that temporary files may take
+            raise TooHeavy from error
         except duckdb.FatalException as error:
             self._die(error)
             raise self._broken() from error

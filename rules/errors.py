@@ -58,6 +58,15 @@ class TooSlow(Stopped):
         self.limit_s = limit_s
 
 
+class TooHeavy(Stopped):
+    """It needed more memory, or more room for temporary files, than one question may have."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "needs more memory and temporary files than a question may have", "narrow the range or add a filter"
+        )
+
+
 class Cancelled(Stopped):
     """Whoever asked no longer wants it."""
 

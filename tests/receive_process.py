@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from otlp_messages import span_message, trace_request
 from phasewise.collector.journal import JournalReader
 from phasewise.collector.scanners import NotCompiled
 
+RECEIVER = ("-m", "phasewise.collector.receiver")
 EXPORT = "/opentelemetry.proto.collector.{0}.v1.{1}Service/Export"
 
 
@@ -49,7 +50,7 @@ class Receiving:
         return self.ask("POST", path, body, {name: value for name, value in sent.items() if value})
 
     def ask(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=120)
         with contextlib.closing(connection):
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has read all
                 connection.request(method, path, body, dict(headers or {}))
@@ -98,9 +99,11 @@ class Receiving:
         return self.process.wait(timeout=15)
 
 
-def start(data: Path, environment: Mapping[str, str] | None = None, **settings: Any) -> Receiving:
+def start(
+    data: Path, environment: Mapping[str, str] | None = None, program: Sequence[str] = RECEIVER, **settings: Any
+) -> Receiving:
     """Start it and wait until it is ready."""
-    process = launch(data, environment, **settings)
+    process = launch(data, environment, program, **settings)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, f"ended with {process.wait()}"
@@ -109,13 +112,15 @@ def start(data: Path, environment: Mapping[str, str] | None = None, **settings: 
     return Receiving(process, data, ready["otlp_grpc_port"], ready["otlp_http_port"])
 
 
-def launch(data: Path, environment: Mapping[str, str] | None = None, **settings: Any) -> subprocess.Popen[str]:
+def launch(
+    data: Path, environment: Mapping[str, str] | None = None, program: Sequence[str] = RECEIVER, **settings: Any
+) -> subprocess.Popen[str]:
     """The cache of compiled code is shared and warm, unless the environment names another: else each process would compile."""
     with contextlib.suppress(NotCompiled):
         compiled_scan()
     given = {"data": str(data), "grpc_port": 0, "http_port": 0, **settings}
     return subprocess.Popen(
-        [sys.executable, "-m", "phasewise.collector.receiver", json.dumps(given)],
+        [sys.executable, *program, json.dumps(given)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

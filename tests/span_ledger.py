@@ -181,9 +181,9 @@ def settle(data: Path, at_most_s: float = SETTLE_S, later_s: float = 0.0) -> dic
             assert time.monotonic() < until, f"not settled after {at_most_s} s: {health}"
 
 
-def assert_account(data: Path, ledger: Ledger) -> dict[str, Any]:
+def assert_account(data: Path, ledger: Ledger, at_most_s: float = SETTLE_S) -> dict[str, Any]:
     """INV, for spans that are requests of their own. Returns the counters of the store."""
-    health = settle(data)
+    health = settle(data, at_most_s)
     with Store(data / "phasewise.duckdb") as store:
         rows = store.query("SELECT span_id, count(*) AS n FROM requests GROUP BY span_id")
     found = dict(rows.iter_rows())

@@ -34,6 +34,7 @@ from phasewise.rules.errors import InputError, MachineError
 
 READY_TIMEOUT_S = 120.0
 DRAIN_S = 9.0
+RECEIVE_DRAIN_S = 3.0  # of these, for receive at least
 LOOK_S = 0.1
 CONTENT_VARIABLE = "PHASEWISE_KEEP_CONTENT"
 
@@ -305,13 +306,17 @@ class Supervisor:
             self.service.reload()
 
     def _drain(self) -> None:
-        """receive first, so that what it acknowledges last is still stored; then the store; killed after 9 s."""
+        """The store first: receive takes spans into the journal until the store is gone, and is away for the shortest time it can.
+
+        What it acknowledges after the store's last step is durable, and read by the next start or by any verb on the directory.
+        """
         until = time.monotonic() + DRAIN_S
-        self.receive.terminate()
-        self.receive.wait(until - DRAIN_S / 2)
         if self.service:
             self.service.stop()
         self.store.terminate()
+        self.store.wait_at_most(until - RECEIVE_DRAIN_S)
+        self.receive.terminate()
+        self.receive.wait(until)
         self.store.wait(until)
         self.info_path.unlink(missing_ok=True)
 

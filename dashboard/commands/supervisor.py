@@ -98,12 +98,18 @@ class Child:
         if self.process and self.process.poll() is None:
             self.process.terminate()
 
-    def wait(self, until_s: float) -> None:
-        """Waits for its end until a monotonic time, then kills it."""
+    def wait_at_most(self, until_s: float) -> bool:
+        """Waits for its end until a monotonic time; whether it came."""
         if self.process is None:
-            return
+            return True
         try:
             self.process.wait(max(0.05, until_s - time.monotonic()))
         except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def wait(self, until_s: float) -> None:
+        """Waits for its end until a monotonic time, then kills it."""
+        if self.process and not self.wait_at_most(until_s):
             self.process.kill()
             self.process.wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,11 +42,32 @@ def sdk_clients(ports: list[int]) -> Iterator[list[TracerProvider]]:
     yield providers
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 3.0])
-def test_clients_of_the_sdk_lose_nothing_over_a_restart(
-    tmp_path: Path, pause_s: float, caplog: pytest.LogCaptureFixture
-) -> None:
+# The SDK of Python tries at once and after about 1, 3 and 7 s, each 20 % sooner or later, and then gives up: ten seconds would be over.
+BRIDGED_S = 5.6
+Outcome = tuple[set[str], set[str], float]
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 3.0, pytest.param(5.0, marks=pytest.mark.nightly)])
+def test_clients_of_the_sdk_lose_nothing_over_a_restart(tmp_path: Path, pause_s: float) -> None:
     """F04: 50 spans a second each, SIGTERM, a pause, a new start: the exporters' own retries bridge it."""
+    made, found, outage_s = over_an_outage(tmp_path / "data", pause_s)
+    assert found <= made
+    if outage_s > BRIDGED_S:
+        pytest.skip(f"this machine took {outage_s - pause_s:.1f} s more than the pause: longer than these clients try")
+    assert made == found, f"{len(made - found)} of {len(made)} spans are lost"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("pause_s", [15.0, 60.0])
+def test_clients_of_the_sdk_lose_what_they_give_up_over_a_long_outage(tmp_path: Path, pause_s: float) -> None:
+    """F05, without a Collector in front: no more than what was made in the outage, and the half second before it."""
+    made, found, outage_s = over_an_outage(tmp_path / "data", pause_s)
+    assert found <= made
+    assert len(made - found) < len(made) * (outage_s + 1.0) / (outage_s + 3.0)
+
+
+def over_an_outage(data: Path, pause_s: float) -> Outcome:
+    """Ids of the spans that were made before, in and after an outage, and of those that are stored; how long nobody listened."""
     ports = free_ports(3)
     made: set[str] = set()
 
@@ -60,22 +83,71 @@ def test_clients_of_the_sdk_lose_nothing_over_a_restart(
             time.sleep(0.02)
 
     with sdk_clients(ports) as providers:
-        with serving(tmp_path / "data", ports=ports) as server:
+        with serving(data, ports=ports) as server:
             finish(providers, 1.5)
+            closed = Closed(ports[2])
+            closed.start()
             began = time.monotonic()
             assert server.stop() == 0
             assert time.monotonic() - began < 10
         finish(providers, pause_s)
-        with serving(tmp_path / "data", ports=ports) as server:
+        with serving(data, ports=ports) as server:
+            closed.join()
             finish(providers, 1.5)
             for provider in providers:
                 provider.shutdown()
             assert server.stop() == 0
-    settle(tmp_path / "data")
-    with Store(tmp_path / "data" / "phasewise.duckdb") as store:
+    settle(data)
+    with Store(data / "phasewise.duckdb") as store:
         found = store.query("SELECT span_id FROM requests")["span_id"].to_list()
     assert len(found) == len(set(found))
-    assert made == set(found), f"{len(made - set(found))} of {len(made)} spans are lost"
+    lost = len(made - set(found))
+    print(
+        f"{pause_s:g} s between end and start, nobody listened for {closed.seconds:.1f} s: {lost} of {len(made)} spans lost"
+    )
+    return made, set(found), closed.seconds
+
+
+class Closed(threading.Thread):
+    """How long nobody listens on a port, the next time."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._address = ("127.0.0.1", port)
+        self.seconds = 0.0
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(self._address) == 0
+
+    def run(self) -> None:
+        while self._listens():
+            time.sleep(0.05)
+        began = time.monotonic()
+        while not self._listens():
+            time.sleep(0.05)
+        self.seconds = time.monotonic() - began
+
+
+def test_a_hang_up_under_load_ends_nothing(tmp_path: Path) -> None:
+    """F36: SIGHUP, again and again, while spans come over both transports: no answer is lost and no process ends."""
+    ledger = Ledger()
+    with serving(tmp_path / "data") as server:
+        ports = {"grpc": server.ready["otlp_grpc_port"], "http": server.ready["otlp_http_port"]}
+        parts = children(server.process.pid)
+        senders = [
+            Sender(ledger, lambda: ports["grpc"], "grpc", tries=1, pause_s=0.02, timeout_s=20.0),
+            Sender(ledger, lambda: ports["http"], "http", tries=1, pause_s=0.02, timeout_s=20.0),
+        ]
+        with sending(*senders):
+            for _ in range(6):
+                time.sleep(0.4)
+                server.process.send_signal(signal.SIGHUP)
+        assert children(server.process.pid) == parts
+        assert "keys and certificates were read again" in server.log.read_text()
+        server.stop()
+    assert set(ledger.answers) == {"acknowledged"}
+    assert_account(tmp_path / "data", ledger)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,82 @@
+"""F07: a question that needs more room than it may have ends alone: what others committed stays, the writer goes on, and no file is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from phasewise.collector.patience import Patience
+from phasewise.collector.store import Store
+from phasewise.rules.errors import TooHeavy
+
+SORT = (
+    "SELECT max(t) AS t FROM (SELECT hash(i) AS h, repeat('x', 100) || i AS t FROM range(2000000) r(i) "
+    "ORDER BY h LIMIT 1900000)"
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "s.duckdb", memory_limit="64MB", spill_bytes=16 << 20) as opened:
+        yield opened
+
+
+def files(store: Store) -> list[str]:
+    folder = store.path.parent / "temporary"
+    return [path.name for path in folder.glob("*.tmp")]
+
+
+def write(store: Store) -> None:
+    with store.write() as transaction:
+        transaction.execute("INSERT INTO counters BY NAME SELECT 'a' AS name, '' AS label, 1 AS value")
+
+
+@pytest.mark.parametrize("patience", [Patience(600), None], ids=["reader", "writer"])
+def test_a_sort_beyond_the_limit_fails_clearly_while_rows_are_written(store: Store, patience: Patience | None) -> None:
+    raised: list[BaseException] = []
+
+    def sort() -> None:
+        try:
+            store.query(SORT, patience=patience)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=sort)
+    thread.start()
+    written = 0
+    while thread.is_alive():
+        # Memory is one for all: in the moment when the sort has the last of it a transaction may fail, and the writer tries again.
+        with contextlib.suppress(duckdb.OutOfMemoryException):
+            write(store)
+            written += 1
+        thread.join(0.02)
+    write(store)
+    written += 1
+    assert [type(one) for one in raised] == [TooHeavy]
+    assert "narrow the range" in str(raised[0])
+    assert "max_temp_directory_size" in str(raised[0].__cause__), "it was the memory and not the room"
+    assert store.broken == ""
+    assert store.query("SELECT count(*) AS n FROM counters")["n"].item() == written
+    assert files(store) == []
+
+
+def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
+    left = tmp_path / "temporary" / "duckdb_temp_storage_DEFAULT-0.tmp"
+    left.parent.mkdir()
+    left.write_bytes(bytes(1 << 20))
+    with Store(tmp_path / "s.duckdb"):
+        assert not left.exists()
+
+
+def test_the_limit_follows_the_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("phasewise.collector.spill.shutil.disk_usage", lambda _: usage._replace(free=500_000_000))
+    with Store(tmp_path / "s.duckdb") as store:
+        told = store.query("SELECT value FROM duckdb_settings() WHERE name = 'max_temp_directory_size'")["value"][0]
+        assert told == "47.6 MiB"  # a tenth
