@@ -26,6 +26,7 @@ from phasewise.collector.segment import segment_numbers
 
 HOUR_NS = 3600 * 10**9
 _ROW_GROUP = 4096  # small: a look-up of one trace reads one or two
+_REPEATED = ["name", "scope_name", "scope_version", "resource"]  # a dictionary pays only where few texts fill many rows
 _NOTE = "archived.json"
 
 
@@ -56,11 +57,10 @@ class SpanArchive:
 
     def write(self, rows: pa.Table, name: str) -> int:
         """Store rows under `name`, one file an hour of receipt; returns the number of rows. Same name and rows: same files."""
-        rows = first_copies(rows)
-        hours = pc.divide(rows["received_unix_ns"], HOUR_NS)
-        for hour in pc.unique(hours).to_pylist():
-            self._write_file(rows.filter(pc.equal(hours, hour)), int(hour), name)
-        return int(rows.num_rows)
+        places = _places(rows)
+        for (hour,), own in places.group_by("hour", maintain_order=True):
+            self._write_file(rows, own["place"], int(hour), name)
+        return places.height
 
     def cut(self, committed: Position) -> int:
         """Archive every closed segment that lies wholly before `committed`; returns how many."""
@@ -114,7 +114,8 @@ class SpanArchive:
         temporary.write_text(json.dumps({"segment": note.segment, "hours": kept}))
         _put_in_place(temporary, self.directory / _NOTE)
 
-    def _write_file(self, rows: pa.Table, hour: int, name: str) -> None:
+    def _write_file(self, rows: pa.Table, places: pl.Series, hour: int, name: str) -> None:
+        """The rows at these places, in that order; gathered by the row group, since a whole segment twice is much memory."""
         moment = datetime.fromtimestamp(hour * 3600, UTC)
         folder = self.directory / f"date={moment:%Y-%m-%d}" / f"hour={moment:%H}"
         if not folder.exists():
@@ -122,8 +123,10 @@ class SpanArchive:
             for above in (folder.parent, self.directory, self.directory.parent):
                 _sync(above)
         temporary = folder / f".{name}.{os.getpid()}.tmp"
-        ordered = rows.sort_by([("trace_id", "ascending"), ("start_unix_ns", "ascending")])
-        pq.write_table(ordered, temporary, compression="zstd", row_group_size=_ROW_GROUP)
+        with pq.ParquetWriter(temporary, rows.schema, compression="zstd", use_dictionary=_REPEATED) as writer:
+            for first in range(0, len(places), _ROW_GROUP):
+                group = rows.take(places[first : first + _ROW_GROUP].to_arrow())
+                writer.write_table(group, row_group_size=_ROW_GROUP)
         put_file(temporary, folder / f"{name}.parquet")
 
     def _from_files(self, wanted: pa.Array, received_after_unix_ns: int) -> pa.Table:
@@ -175,6 +178,19 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _places(rows: pa.Table) -> pl.DataFrame:
+    """Where each span stands that is the first received of its copies, and the hour of its receipt; sorted by trace and start."""
+    keys = pl.from_arrow(rows.select(["trace_id", "span_id", "start_unix_ns", "received_unix_ns"]))
+    assert isinstance(keys, pl.DataFrame)
+    kept = (
+        keys.with_row_index("place")
+        .sort("received_unix_ns", maintain_order=True)
+        .unique(subset=["trace_id", "span_id"], keep="first", maintain_order=True)
+        .sort("trace_id", "start_unix_ns", maintain_order=True)
+    )
+    return kept.select("place", (pl.col("received_unix_ns") // HOUR_NS).alias("hour"))
 
 
 def first_copies(rows: pa.Table) -> pa.Table:

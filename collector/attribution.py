@@ -143,7 +143,8 @@ def attributed(
     counted: Collection[str] = (),
 ) -> pl.DataFrame:
     """Of the targets (row, request_key, finished_unix_ns), which are all stored, those whose attribution says something else now:
-    their place, key, time and what is to be set in the store, `revision` counted on, `final` where the watermark has passed.
+    their place, key, time and what is to be set in the store, `revision` counted on, `final` where the watermark has passed. A column
+    that is the same for all of them is left out.
 
     counted: keys of rows whose revision counts what changed in them already.
     """
@@ -171,9 +172,13 @@ def attributed(
     revision = pl.when(pl.col("revision").is_null()).then(pl.lit(0)).otherwise(pl.col("revision") + more)
     new = new.with_columns(passed.alias("final"), revision.cast(pl.Int64).alias("revision"))
     differs = old["revision"].is_null()
+    same = []
     for name in compared:
-        differs |= old[name].ne_missing(new[name])
-    return new.filter(differs)
+        changed = old[name].ne_missing(new[name])
+        differs |= changed
+        if not changed.any():
+            same.append(name)
+    return new.drop(same).filter(differs)  # what nobody changes need not be written: rows become final with few changes
 
 
 def _engine_of(rows: pl.DataFrame) -> str | None:

@@ -94,19 +94,25 @@ def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collectio
     """Make anew, from the hot `requests` (`cold`: and those of sealed hours), the rollups of these minutes and of the 10 s inside
     them, and those of these hours (as Unix nanoseconds of their start).
 
-    Durations are summed as whole nanoseconds, so the sums do not depend on the order of rows. Bucket b of a histogram holds
-    values from GAMMA^b up to GAMMA^(b+1) seconds; zero and less stand in bucket -2000000000.
+    Minutes are summed up from their 10 s, hours from their minutes, none of which may be dirty without being among `minutes`: a busy
+    hour holds many rows. Durations are summed as whole nanoseconds, so the sums do not depend on the order of rows. Bucket b of a
+    histogram holds values from GAMMA^b up to GAMMA^(b+1) seconds; zero and less stand in bucket -2000000000.
     """
     if cold and (minutes or hours):
         transaction.look_back("requests")
     schema = "whole" if cold else "main"
-    for width_s, span_ns, chosen in ((10, MINUTE_NS, minutes), (60, MINUTE_NS, minutes), (3600, HOUR_NS, hours)):
+    steps = (
+        (10, MINUTE_NS, minutes, _insert(10, MINUTE_NS, schema)),
+        (60, MINUTE_NS, minutes, _merge(60, MINUTE_NS, 10)),
+        (3600, HOUR_NS, hours, _merge(3600, HOUR_NS, 60)),
+    )
+    for width_s, span_ns, chosen, insert in steps:
         if not chosen:
             continue
         starts = sorted(chosen)
         dirty = pl.DataFrame({"start_unix_ns": starts}, schema={"start_unix_ns": pl.Int64})
         transaction.run(_DELETE, [width_s, starts[0], starts[-1] + span_ns, span_ns, span_ns], dirty=dirty)
-        transaction.run(_insert(width_s, span_ns, schema), [starts[0], starts[-1] + span_ns], dirty=dirty)
+        transaction.run(insert, [starts[0], starts[-1] + span_ns], dirty=dirty)
 
 
 def rebuild_of(transaction: Transaction, rows: pl.DataFrame) -> None:
@@ -133,6 +139,12 @@ _COLUMNS = ", ".join(
         *(_histogram(name) for name in ROLLUP_HISTOGRAMS),
     ]
 )
+_COUNTS = ("requests", "input_tokens", "output_tokens", "preemptions")
+_SUMS = [
+    *_COUNTS,
+    *(f"{name}_ns" for name in ROLLUP_SUMS),
+    *(f"{name.removesuffix('_s')}_ns" for name in CAUSE_COLUMNS),
+]
 _DELETE = """
 DELETE FROM rollups WHERE width_s = ? AND bucket_unix_ns >= ? AND bucket_unix_ns < ?
   AND bucket_unix_ns // ? * ? IN (SELECT start_unix_ns FROM dirty)
@@ -152,4 +164,32 @@ FROM {schema}.requests
 WHERE finished_unix_ns >= ? AND finished_unix_ns < ?
   AND finished_unix_ns // {span_ns} * {span_ns} IN (SELECT start_unix_ns FROM dirty)
 GROUP BY ALL
+"""
+
+
+def _merge(width_s: int, span_ns: int, finer_s: int) -> str:
+    """Rollups from finer ones, whose sums and histograms add up."""
+    width_ns = width_s * SECOND_NS
+    keys = "input_log2, output_log2, model, instance, cause, outcome"
+    sums = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
+    entries = " UNION ALL ".join(
+        f"SELECT place, '{name}' AS of, unnest(map_entries({name}_histogram)) AS one FROM finer"
+        for name in ROLLUP_HISTOGRAMS
+    )
+    told = ", ".join(
+        f"map_from_entries(list(struct_pack(key := bucket, value := n) ORDER BY bucket) FILTER (of = '{name}')) AS {name}_histogram"
+        for name in ROLLUP_HISTOGRAMS
+    )
+    return f"""
+INSERT INTO rollups BY NAME
+WITH finer AS MATERIALIZED (
+  SELECT * REPLACE (bucket_unix_ns // {width_ns} * {width_ns} AS bucket_unix_ns),
+    dense_rank() OVER (ORDER BY bucket_unix_ns // {width_ns}, {keys}) AS place
+  FROM main.rollups
+  WHERE width_s = {finer_s} AND bucket_unix_ns >= ? AND bucket_unix_ns < ?
+    AND bucket_unix_ns // {span_ns} * {span_ns} IN (SELECT start_unix_ns FROM dirty)),
+counted AS (SELECT place, of, one.key AS bucket, sum(one.value)::UBIGINT AS n FROM ({entries}) GROUP BY ALL),
+histograms AS (SELECT place, {told} FROM counted GROUP BY place),
+summed AS (SELECT {width_s} AS width_s, bucket_unix_ns, {keys}, place, {sums} FROM finer GROUP BY ALL)
+SELECT * EXCLUDE (place) FROM summed LEFT JOIN histograms USING (place)
 """

@@ -453,9 +453,10 @@ class Writer:
         thaw(transaction, self._store.cold_directory, hours, self._clock())
 
     def _rollups(self) -> None:
-        if self._memory.dirty.is_due(self._clock(), self._idle):
+        idle = self._idle and not self._memory.refresher.waiting  # rows without causes would be counted once more soon
+        if self._memory.dirty.is_due(self._clock(), idle):
             with self._store.write() as transaction:
-                self._memory.dirty.rebuild(transaction, self._clock(), self._idle)
+                self._memory.dirty.rebuild(transaction, self._clock(), idle)
                 self._memory.dirty.store(transaction)
 
     def _housekeeping(self) -> None:

@@ -20,7 +20,7 @@ def run(data: Path) -> None:
     with store_module.Store(data / "phasewise.duckdb") as store:
         writer = writer_module.Writer(store, data, rulebook(), plain_attribute, clock=lambda: now[0])
         idle = 0
-        while idle < 3:
+        while idle < 25:  # two and a half minutes: by then every row is final, whenever its neighbours came
             idle = 0 if writer.step() or writer.health()["journal"]["lag_bytes"] else idle + 1  # type: ignore[index]
             now[0] += 6 * 10**9
         store.checkpoint()

@@ -1,12 +1,14 @@
 """What a server takes in, keeps and shows: `python tests/benchmarks/ingest.py [--seconds 60] [--json] [--peers] [--during-analysis]`.
 
-A real `phasewise serve` on a temporary directory, a load generator of its own process on the same machine (ingest_load.py: closed loop,
-512 spans a body, three keys a span that nobody knows), once with eight spans a request and once with one. Rates of the server are per
-second of CPU of its two processes, from the first body until nothing is left to do, so that they tell the same on a busy machine.
-With --peers `rotel` and `arize-phoenix` get the same load, each from an environment of its own (ingest_peers.py).
+A real `phasewise serve` on a temporary directory, a load generator of its own process on the same machine (ingest_load.py: 32
+connections of one engine each, 512 spans a body, three keys a span that nobody knows, requests that end now). Each of three loads has a
+server of its own. A closed loop, which sends as much as is answered, tells only what is durable and acknowledged. Then --rate spans a
+second arrive, once with eight spans a request and once with one: backlog, rows, memory. Rates of the server are per second of CPU of its
+two processes, from the first body until nothing is left to do, so that they tell the same on a busy machine. With --peers `rotel` and `arize-phoenix` get the same load, each from an environment of its own (ingest_peers.py).
 
 With --json the last line is one object. null: not measured, or nothing to measure with. `visible_p99_s`: from the acknowledgement of a
-request to the first answer of `GET /api/v1/requests/{id}` with it, while the load runs. Exit code 1 where an account does not balance.
+request to the first answer of `GET /api/v1/requests/{id}` with it, while --rate arrives. `receive_rss_mb` is the peak over all loads,
+`store_rss_mb` over those at --rate. Exit code 1 where an account does not balance.
 """
 
 from __future__ import annotations
@@ -55,10 +57,6 @@ class Run:
     store_rss_mb: float
 
     @property
-    def durable_spans_per_s(self) -> float:
-        return float(self.load["spans"] / self.load["wall_s"])
-
-    @property
     def indexed_per_cpu_s(self) -> float | None:
         return None if self.drain_s is None else self.spans / self.cpu_s
 
@@ -95,6 +93,26 @@ def under_load(data: Path, chosen: Load, drain_s: float) -> Run:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Saturated:
+    """A closed loop on one server: what the generator tells, and the peak memory of `receive`. What the store does with it all is not
+    waited for."""
+
+    load: dict[str, Any]
+    receive_rss_mb: float
+
+    @property
+    def durable_spans_per_s(self) -> float:
+        return float(self.load["spans"] / self.load["wall_s"])
+
+
+def saturated(data: Path, chosen: Load) -> Saturated:
+    with measured(data) as server:
+        port = server.served.ready["otlp_grpc_port" if chosen.transport == "grpc" else "otlp_http_port"]
+        told = Generator(replace(chosen, port=int(port))).result()
+        return Saturated(told, memory_mb(server.receive_pid))
+
+
 def scanned_per_s(seconds: float) -> float:
     """Spans a second of one core's CPU time, by the compiled scanner alone."""
     folder = Path(os.environ["NUMBA_CACHE_DIR"])
@@ -116,13 +134,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _table(run: Run, name: str) -> None:
-    told = run.load
+def _sent(told: dict[str, Any], name: str) -> None:
     print(
-        f"{name}: {told['spans']:,} spans in {told['wall_s']:.1f} s, {run.durable_spans_per_s:,.0f} durable and acknowledged a second; "
-        f"ack p50 {_text(told['ack_p50_ms'], 'ms')}, p99 {_text(told['ack_p99_ms'], 'ms')}; refused {told['refused']}; "
+        f"{name}: {told['spans']:,} spans in {told['wall_s']:.1f} s, {told['spans'] / told['wall_s']:,.0f} durable and acknowledged a "
+        f"second; ack p50 {_text(told['ack_p50_ms'], 'ms')}, p99 {_text(told['ack_p99_ms'], 'ms')}; refused {told['refused']}; "
         f"generator {told['cpu_s']:.1f} s of CPU"
     )
+
+
+def _table(run: Run, name: str) -> None:
+    told = run.load
+    _sent(told, name)
     print(
         f"  indexed, settled and attributed {_text(run.indexed_per_cpu_s, 'spans per CPU-second')}; backlog at the end "
         f"{run.backlog_spans:,} spans, gone after {_text(run.drain_s, 's')}; visible p99 {_text(run.visible_p99_s, 's')}; "
@@ -140,7 +162,9 @@ def _text(value: float | None, unit: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of load, for each shape")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load at --rate, for each shape")
+    parser.add_argument("--rate", type=float, default=80_000.0, help="spans a second where the store is measured")
+    parser.add_argument("--closed-loop-s", type=float, default=10.0, help="of the closed loop, at most --seconds")
     parser.add_argument("--transport", choices=("grpc", "http"), default="grpc")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--limit-spans", type=int, help="stop each load after about so many")
@@ -160,10 +184,12 @@ def main(arguments: list[str] | None = None) -> int:
     shapes: tuple[Shape, ...] = ("tree", "single")
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="phasewise-bench-") as folder:
+        common = Load(0, chosen.seconds, "tree", chosen.transport, chosen.connections, limit_spans=chosen.limit_spans)
+        closed = replace(common, seconds=min(chosen.closed_loop_s, chosen.seconds))
+        full = saturated(Path(folder) / "closed-loop", closed)
+        _sent(full.load, f"closed loop, {chosen.transport}")
         for shape in shapes:
-            load_of_shape = Load(
-                0, chosen.seconds, shape, chosen.transport, chosen.connections, limit_spans=chosen.limit_spans
-            )
+            load_of_shape = replace(common, shape=shape, rate_spans_per_s=chosen.rate)
             runs[shape] = under_load(Path(folder) / shape, load_of_shape, chosen.drain_s)
             _table(runs[shape], f"{'eight spans' if shape == 'tree' else 'one span'} a request, {chosen.transport}")
         if chosen.during_analysis:
@@ -178,14 +204,14 @@ def main(arguments: list[str] | None = None) -> int:
     told = {
         "benchmark": "ingest",
         "scan_spans_per_s": scans,
-        "durable_spans_per_s": first.durable_spans_per_s,
+        "durable_spans_per_s": full.durable_spans_per_s,
         "indexed_per_cpu_s_8": first.indexed_per_cpu_s,
         "indexed_per_cpu_s_1": second.indexed_per_cpu_s,
         "backlog_drain_s": first.drain_s,
-        "ack_p50_ms": first.load["ack_p50_ms"],
-        "ack_p99_ms": first.load["ack_p99_ms"],
+        "ack_p50_ms": full.load["ack_p50_ms"],
+        "ack_p99_ms": full.load["ack_p99_ms"],
         "visible_p99_s": first.visible_p99_s,
-        "receive_rss_mb": max(first.receive_rss_mb, second.receive_rss_mb),
+        "receive_rss_mb": max(full.receive_rss_mb, first.receive_rss_mb, second.receive_rss_mb),
         "store_rss_mb": max(first.store_rss_mb, second.store_rss_mb),
         "rotel_spans_per_cpu_s": None,
         "phoenix_stored_spans_per_cpu_s": None,
@@ -193,13 +219,14 @@ def main(arguments: list[str] | None = None) -> int:
         "acknowledged_spans": sum(run.spans for run in runs.values()),
         "missing_spans": sum(run.missing for run in runs.values()),
         "seconds": chosen.seconds,
+        "rate_spans_per_s": chosen.rate,
         "transport": chosen.transport,
         **machine(),
     }
     print(f"whole run: {time.monotonic() - started:.0f} s")
     if chosen.json:
         print(json.dumps({key: _rounded(value) for key, value in told.items()}))
-    return 0 if all(run.balances for run in runs.values()) else 1
+    return 0 if all(run.balances for run in runs.values()) and not full.load["errors"] else 1
 
 
 def _rounded(value: object) -> object:

@@ -1,6 +1,7 @@
 """The load generator, a process of its own: `python tests/benchmarks/ingest_load.py '{"port": 4317, "seconds": 10}'`.
 
-A closed loop on each connection: the next body goes out when the one before was answered. Bodies are built before (ingest_spans.py).
+A closed loop on each connection: the next body goes out when the one before was answered, and not before its time where the load
+has a rate. Bodies are built before (ingest_spans.py).
 A sender that is told to retry sends the same body again, as exporters do. SIGTERM ends it early. The last line is one JSON object: what was acknowledged, what
 was refused, latencies of the answered, and the CPU time of this process.
 """
@@ -35,7 +36,8 @@ Send = Callable[[bytes], bool]  # True: acknowledged, False: try again later; an
 @dataclass(frozen=True, slots=True)
 class Load:
     """port: of 127.0.0.1; connections: each with a loop of its own; retry_s: wait after "retry later"; pause_s: after an answer;
-    limit_spans: stop after about so many, None where only the time ends it; seed: other seeds send other ids."""
+    limit_spans: stop after about so many, None where only the time ends it; rate_spans_per_s: of all connections together, None for
+    as many as are answered; what is late is sent at once; seed: other seeds send other ids."""
 
     port: int
     seconds: float
@@ -46,13 +48,21 @@ class Load:
     retry_s: float = 1.0
     pause_s: float = 0.0
     limit_spans: int | None = None
+    rate_spans_per_s: float | None = None
     seed: int = 1
+
+    def due_s(self, connection: int, body: int, spans: int) -> float:
+        """When the n-th body of a connection goes out, after the beginning: those of all connections evenly one after the other."""
+        if self.rate_spans_per_s is None:
+            return 0.0
+        return (body * self.connections + connection) * spans / self.rate_spans_per_s
 
 
 @dataclass(slots=True)
 class Sent:
     """What one connection did."""
 
+    bodies: int = 0  # begun
     spans: int = 0
     requests: int = 0
     refused: int = 0
@@ -67,8 +77,8 @@ def run(load: Load, stop: threading.Event) -> dict[str, Any]:
     batches = [Batch(template, number, load.seed) for number in range(load.connections)]
     begin = threading.Barrier(load.connections + 1)
     threads = [
-        threading.Thread(target=_loop, args=(load, batch, own, begin, stop), daemon=True)
-        for batch, own in zip(batches, sent, strict=True)
+        threading.Thread(target=_loop, args=(load, number, batch, own, begin, stop), daemon=True)
+        for number, (batch, own) in enumerate(zip(batches, sent, strict=True))
     ]
     for thread in threads:
         thread.start()
@@ -96,14 +106,19 @@ def _percentile_ms(seconds: np.ndarray[Any, Any], percent: float) -> float | Non
     return float(np.percentile(seconds, percent)) * 1e3 if len(seconds) else None
 
 
-def _loop(load: Load, batch: Batch, sent: Sent, begin: threading.Barrier, stop: threading.Event) -> None:
+def _loop(load: Load, number: int, batch: Batch, sent: Sent, begin: threading.Barrier, stop: threading.Event) -> None:
     open_sender = _grpc_sender if load.transport == "grpc" else _http_sender
     send, close = open_sender(load.port)
     begin.wait()
-    until = time.monotonic() + load.seconds
+    start = time.monotonic()
+    until = start + load.seconds
     most = None if load.limit_spans is None else load.limit_spans / load.connections
     try:
         while time.monotonic() < until and not stop.is_set() and (most is None or sent.spans < most):
+            due = start + load.due_s(number, sent.bodies, batch.spans)
+            if due >= until or stop.wait(max(0.0, due - time.monotonic())):
+                break
+            sent.bodies += 1
             body = batch.unique()
             while True:
                 started = time.monotonic()

@@ -159,6 +159,21 @@ def test_a_late_slice_rebuilds_the_row(tmp_path: Path) -> None:
         assert (row["queue_s"], row["prefill_s"], row["decode_s"], row["revision"]) == (1.0, 1.0, 1.0, 1)
 
 
+def test_a_row_that_changes_before_its_attribution_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refresher.Refresher, "rests", lambda self, now_ns: True)
+    with bench(tmp_path) as b:
+        whole = span_table(SLICES, received_unix_ns=b.clock.now)
+        for part in (whole.slice(0, 3), whole.slice(3)):
+            b.journal.append("spans", part)
+            b.journal.sync()
+            b.run(1.5)
+        (row,) = b.rows()
+        assert (row["decode_s"], row["revision"]) == (1.0, None)
+        assert b.counter("requests") == 1
+
+
 def test_a_crash_replays_exactly_once(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
         whole = span_table(SLICES, received_unix_ns=b.clock.now)

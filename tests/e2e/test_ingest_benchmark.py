@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks import ingest
 from benchmarks.ingest_analysis import fill
+from benchmarks.ingest_load import Load
 from benchmarks.ingest_spans import SPANS_PER_REQUEST, Batch, Shape, Template
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -47,6 +48,13 @@ def test_a_body_is_new_each_time_and_its_trees_stay_whole(shape: Shape) -> None:
                 assert named["gen_ai.request.id"] == span.trace_id.hex()
         assert not seen & by_id.keys()
         seen |= by_id.keys()
+
+
+def test_a_load_with_a_rate_spreads_its_bodies_over_the_connections() -> None:
+    load = Load(0, 1.0, connections=4, rate_spans_per_s=512.0)
+    due = sorted(load.due_s(connection, body, 64) for connection in range(4) for body in range(3))
+    assert due == [n / 8 for n in range(12)]
+    assert Load(0, 1.0).due_s(3, 100, 64) == 0.0
 
 
 def test_a_store_is_filled_with_as_many_requests_as_asked_for(tmp_path: Path) -> None:
