@@ -69,7 +69,7 @@ def test_a_store_is_filled_with_as_many_requests_as_asked_for(tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.live
 def test_a_small_run_has_every_figure_and_balances(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--json", "--seconds", "2", "--connections", "4", "--limit-spans", "6144"]
+    arguments = ["--json", "--seconds", "2", "--connections", "4", "--limit-spans", "6144", "--rate", "3000"]
     assert ingest.main(arguments) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["benchmark"] == "ingest"
