@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from serving import serving
+from serving import Served, serving
 from span_ledger import Ledger, Sender, assert_account, request_body, sending
+from waiting import wait_for
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -34,6 +37,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def free_bytes(place: Path) -> int:
     found = os.statvfs(place)
     return found.f_bavail * found.f_frsize
+
+
+def is_well(server: Served) -> bool:
+    try:
+        return bool(server.get("/api/v1/health")["status"] == "ok")
+    except urllib.error.HTTPError:
+        return False
 
 
 def told(sender: Sender, wanted: str, within_s: float) -> bool:
@@ -60,11 +70,16 @@ def test_a_disk_that_fills_up_refuses_serves_and_heals(small_disk: Path) -> None
         assert told(web, "refused", 10)
         for _ in range(10):
             assert web.send(*request_body(5)) == "refused"  # again and again, the same
-        assert server.get("/api/v1/health")
+        with pytest.raises(urllib.error.HTTPError, match="503") as raised:
+            server.get("/api/v1/health")
+        said = json.load(raised.value)
+        assert said["status"] == "degraded"
+        assert any(words in said["error"] for words in ("senders are refused", "nothing can be stored"))
         assert server.get("/api/v1/verdict", [("from", "0"), ("to", "4102444800")])["requests"] > 0
         ballast.unlink()
         assert told(sender, "acknowledged", 10)
         assert told(web, "acknowledged", 10)
+        assert wait_for(lambda: is_well(server), 10)
         server.stop()
     assert_account(data, ledger)
 
