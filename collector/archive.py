@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from phasewise.collector.durable import put_in_place, sync_path
 from phasewise.collector.journal import JournalReader, Position
 from phasewise.collector.lake import crc32c_of
 from phasewise.collector.records import SPAN_SCHEMA
@@ -112,7 +113,7 @@ class SpanArchive:
         kept = {str(number): hours for number, hours in note.hours.items() if number in present}
         temporary = self.directory / f"{_NOTE}.{os.getpid()}"
         temporary.write_text(json.dumps({"segment": note.segment, "hours": kept}))
-        _put_in_place(temporary, self.directory / _NOTE)
+        put_in_place(temporary, self.directory / _NOTE)
 
     def _write_file(self, rows: pa.Table, places: pl.Series, hour: int, name: str) -> None:
         """The rows at these places, in that order; gathered by the row group, since a whole segment twice is much memory."""
@@ -121,7 +122,7 @@ class SpanArchive:
         if not folder.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for above in (folder.parent, self.directory, self.directory.parent):
-                _sync(above)
+                sync_path(above)
         temporary = folder / f".{name}.{os.getpid()}.tmp"
         with pq.ParquetWriter(temporary, rows.schema, compression="zstd", use_dictionary=_REPEATED) as writer:
             for first in range(0, len(places), _ROW_GROUP):
@@ -161,23 +162,8 @@ def put_file(temporary: Path, path: Path) -> None:
     """Move a written span file to its place, with its checksum; one without was ended in between, and is whole."""
     check_path(path).unlink(missing_ok=True)
     check = f"{crc32c_of(temporary):08x}\n"
-    _put_in_place(temporary, path)
+    put_in_place(temporary, path)
     check_path(path).write_text(check, encoding="ascii")
-
-
-def _put_in_place(written: Path, path: Path) -> None:
-    """Rename a file, durable before and after: the journal segment it was cut from may be deleted next."""
-    _sync(written)
-    written.replace(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _places(rows: pa.Table) -> pl.DataFrame:
