@@ -19,13 +19,30 @@ _PAGE = """<!DOCTYPE html>
     <meta charset="utf-8">
     <meta name="viewport" content="width=device-width, initial-scale=1">
     <meta name="color-scheme" content="dark light">
+    <link rel="icon" href="data:,">
     <title>Phasewise: log in</title>
     <style>
-      body { font: 15px/1.5 system-ui, sans-serif; display: grid; place-items: center; min-height: 90vh; margin: 0 16px; }
-      form { display: grid; gap: 10px; width: min(420px, 100%); }
+      /* The colours of assets/1-base.css, which nobody is given before the login. */
+      :root { --page: #0e1217; --panel: #151b23; --inset: #10161d; --line: #364457; --text: #e6ebf2; --soft: #a9b4c4;
+        --accent: #8ab4ff; --fill: #2c5fb3; --bad: #ff7b72; }
+      @media (prefers-color-scheme: light) {
+        :root { --page: #f3f5f8; --panel: #ffffff; --inset: #f7f9fb; --line: #c3cdd9; --text: #17202c; --soft: #46546a;
+          --accent: #1f5fbf; --fill: #1f5fbf; --bad: #b3261e; }
+      }
+      body { font: 15px/1.5 system-ui, sans-serif; display: grid; place-items: center; align-content: center; gap: 16px;
+        min-height: 100vh; margin: 0; padding: 0 16px; box-sizing: border-box; background: var(--page); color: var(--text); }
+      form { display: grid; gap: 12px; width: min(420px, 100%); padding: 28px; box-sizing: border-box;
+        background: var(--panel); border: 1px solid var(--line); border-radius: 10px; }
       h1 { font-size: 20px; margin: 0; }
-      input, button { font: inherit; padding: 8px 10px; }
-      #problem { min-height: 1.5em; margin: 0; }
+      label, .hint { color: var(--soft); }
+      .hint { font-size: 13px; margin: 0; }
+      code { font-size: 12px; white-space: nowrap; }
+      input, button { font: inherit; padding: 9px 12px; border-radius: 6px; border: 1px solid var(--line); }
+      input { background: var(--inset); color: var(--text); }
+      button { background: var(--fill); border-color: var(--fill); color: #ffffff; font-weight: 600; cursor: pointer; }
+      :focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; }
+      #problem { margin: 0; color: var(--bad); }
+      #problem:empty { display: none; }
     </style>
     <script src="/login.js" defer></script>
   </head>
@@ -36,6 +53,7 @@ _PAGE = """<!DOCTYPE html>
       <input id="key" name="key" type="password" autocomplete="current-password" spellcheck="false" required autofocus>
       <button type="submit">Log in</button>
       <p id="problem" role="alert"></p>
+      <p class="hint">Made on the server with <code>phasewise keys create --scope read</code></p>
     </form>
     <noscript>The pages need JavaScript.</noscript>
   </body>
