@@ -27,3 +27,8 @@ def position_of(store: Store, identity: str) -> str:
 def write_mark(transaction: Transaction, mark: Mark) -> None:
     transaction.execute("DELETE FROM positions WHERE name = ?", [_PREFIX + mark.identity])
     transaction.execute("INSERT INTO positions VALUES (?, ?)", [_PREFIX + mark.identity, mark.position])
+
+
+def forget_marks(transaction: Transaction) -> None:
+    """No file counts as stored any more."""
+    transaction.execute("DELETE FROM positions WHERE starts_with(name, ?)", [_PREFIX])

@@ -6,10 +6,11 @@ and are sealed anew without them; the store's file is written anew, because dele
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from phasewise.collector.audit import audit
 from phasewise.collector.backup import drop_snapshots
 from phasewise.collector.cold import make_views, thaw
 from phasewise.collector.durable import put_in_place
+from phasewise.collector.import_marks import forget_marks
 from phasewise.collector.journal_writer import serialized
+from phasewise.collector.keys import trace_hashes
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
 from phasewise.collector.migration import drop_copies
 from phasewise.collector.segment import KINDS as ENTRY_KINDS
@@ -32,6 +35,7 @@ from phasewise.collector.segment import Frame, frames, reframed, segment_numbers
 from phasewise.collector.store import Store, Transaction
 
 _ROW_GROUP = 4096
+_UNFINISHED = "purge"  # among the positions: what is left to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Purged:
 def purge(store: Store, data: Path, chosen: Chosen, now_unix_ns: int) -> Purged:
     """Delete; the writer must be paused, and read its memory anew after. Raises MachineError where the disk refuses."""
     done = Purged()
+    unfinished = unfinished_of(store)
     condition, parameters = chosen.sql, list(chosen.parameters)
     if chosen.before_unix_ns is not None:
         condition, parameters = f"({condition}) AND finished_unix_ns < ?", [*parameters, chosen.before_unix_ns]
@@ -79,13 +84,67 @@ def purge(store: Store, data: Path, chosen: Chosen, now_unix_ns: int) -> Purged:
         make_views(transaction, store.cold_directory)
         rollups.rebuild_of(transaction, gone)
         done.requests, done.hours = gone.height, len(hours)
+        traces = sorted(set(gone["trace_id"].drop_nulls().to_list()))
+        if traces:  # else the same file, or the same spans, would count as stored already
+            known = trace_hashes(pl.Series("trace_id", traces, dtype=pl.String)).alias("trace").to_frame()
+            transaction.run("DELETE FROM main.span_ledger WHERE trace IN (SELECT trace FROM known)", known=known)
+            forget_marks(transaction)
+        # With the rows goes the note of what is left to do: a purge that was broken off is finished by the next one.
+        left = _Left(traces, sorted(hours), chosen.before_unix_ns if chosen.everything else None)
+        _note(transaction, [*unfinished, left])
+        is_nothing = not (unfinished or traces or hours or left.before_unix_ns or any(alone.values()))
+    if is_nothing:
+        with store.write() as transaction:
+            _note(transaction, [])
+        _audit(data, chosen, done, now_unix_ns)
+        return done
+    for one in [*unfinished, left]:
+        _finish(store, data, one, done)
+    with store.write() as transaction:
+        _note(transaction, [_Left([], [], None)])  # names nobody, but the file still holds what was deleted in it
+    store.rewrite()
+    drop_copies(store.path)
+    with store.write() as transaction:
+        _note(transaction, [])
+    _audit(data, chosen, done, now_unix_ns)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a purge still has to take out of files, once its rows are deleted."""
+
+    traces: list[str]
+    hours: list[int]
+    before_unix_ns: int | None
+
+
+def _note(transaction: Transaction, left: Sequence[_Left]) -> None:
+    transaction.execute("DELETE FROM main.positions WHERE name = ?", [_UNFINISHED])
+    if left:
+        text = json.dumps([asdict(one) for one in left])
+        transaction.execute("INSERT INTO main.positions VALUES (?, ?)", [_UNFINISHED, text])
+
+
+def unfinished_of(store: Store) -> list[_Left]:
+    """What a purge that was broken off has left in files; the next purge takes it out."""
+    found = store.query("SELECT position FROM positions WHERE name = ?", [_UNFINISHED])
+    return [_Left(**told) for told in json.loads(found["position"].item())] if found.height else []
+
+
+def _finish(store: Store, data: Path, left: _Left, done: Purged) -> None:
+    """Take it out of cold tables, span files, journal and copies; may be done again."""
     lake = Lake(store.cold_directory)
+    sealed = store.query("SELECT DISTINCT hour FROM main.cold_files")[
+        "hour"
+    ].to_list()  # anew since, without these rows
     for kind in KINDS:
-        lake.remove_hours(kind, hours)
+        lake.remove_hours(kind, set(left.hours) - set(sealed))
         lake.vacuum(kind, 0, keep=_kept(store))
-    traces = pa.array(sorted(set(gone["trace_id"].drop_nulls().to_list())), pa.string())
-    before = chosen.before_unix_ns if chosen.everything else None
-    done.spans = sum(
+    for stray in [*(data / "journal").glob("*.purged"), *(data / "spans").glob("date=*/hour=*/.*.purged")]:
+        stray.unlink()
+    traces, before = pa.array(left.traces, pa.string()), left.before_unix_ns
+    done.spans += sum(
         _purge_file(path, traces, before) for path in sorted((data / "spans").glob("date=*/hour=*/*.parquet"))
     )
     numbers = segment_numbers(data / "journal")
@@ -97,10 +156,6 @@ def purge(store: Store, data: Path, chosen: Chosen, now_unix_ns: int) -> Purged:
             shutil.rmtree(folder)
             done.folders.append(folder.name)
     drop_snapshots(store, now_unix_s=2**40)
-    store.rewrite()
-    drop_copies(store.path)
-    _audit(data, chosen, done, now_unix_ns)
-    return done
 
 
 def _rows(transaction: Transaction, condition: str, parameters: Sequence[object]) -> pl.DataFrame:

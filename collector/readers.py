@@ -72,14 +72,18 @@ class Readers:
                 del self._running[id(cursor)]
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Stops what runs, so that nothing keeps the process from ending, and waits a moment until it has."""
+    def stop(self) -> None:
+        """Stops what runs, and waits a moment until it has."""
         with self._changed:
-            self._closed = True
             for _, patience in self._running.values():
                 patience.cancel()
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._running, timeout=_STOPPING_S)
+
+    def close(self) -> None:
+        """The same for good: nothing may keep the process from ending."""
+        self._closed = True
+        self.stop()
 
     def _watch(self) -> None:
         with self._changed:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from phasewise.collector import rollups
+from phasewise.collector.backfill.coverage import COVERAGE
 from phasewise.collector.cold import enter_files, make_views, placed_file
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
 from phasewise.collector.sidecar import WITNESS, Committed, Sidecar, lost
@@ -55,11 +56,12 @@ def open_store(data: Path, clock: Callable[[], int], on_corruption: str = "quara
         except DamagedStore:
             pass
     _move(path, aside)
+    _move(data / COVERAGE, aside)  # what was brought in from elsewhere is to be brought in again
     fresh = Store(path)
     hours, rows = adopt(fresh, clock())
     return fresh, (
         f"the store was damaged and lies in {aside}; a new one holds {hours} sealed hours ({rows} rows) of the cold tier, "
-        "its marks and stored findings are gone"
+        "its marks and stored findings are gone, and so are the hourly rollups of hours whose rows had expired"
     )
 
 

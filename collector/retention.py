@@ -146,7 +146,11 @@ class Retention:
                 "SELECT coalesce(sum(rows), 0)::BIGINT AS n FROM main.sealed_hours WHERE list_contains(?, hour)",
                 [listed],
             )
-            transaction.execute("UPDATE main.sealed_hours SET state = 'expired' WHERE list_contains(?, hour)", [listed])
+            transaction.execute(
+                "UPDATE main.sealed_hours SET state = 'expired', expired_unix_ns = coalesce(expired_unix_ns, ?) "
+                "WHERE list_contains(?, hour)",
+                [self._clock(), listed],
+            )
             transaction.execute("DELETE FROM main.cold_files WHERE list_contains(?, hour)", [listed])
             transaction.execute(
                 f"DELETE FROM main.rollups WHERE width_s < 3600 AND list_contains(?, bucket_unix_ns // {HOUR_NS})",

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 
 import polars as pl
 
+from phasewise.collector.cold import Reading
 from phasewise.collector.store import Transaction
 from phasewise.collector.tables import GAMMA, ROLLUP_HISTOGRAMS, ROLLUP_SUMS
 from phasewise.collector.watermarks import FUTURE_NS
@@ -96,8 +97,11 @@ def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collectio
 
     Minutes are summed up from their 10 s, hours from their minutes, none of which may be dirty without being among `minutes`: a busy
     hour holds many rows. Durations are summed as whole nanoseconds, so the sums do not depend on the order of rows. Bucket b of a
-    histogram holds values from GAMMA^b up to GAMMA^(b+1) seconds; zero and less stand in bucket -2000000000.
+    histogram holds values from GAMMA^b up to GAMMA^(b+1) seconds; zero and less stand in bucket -2000000000. An hour whose rows
+    expired once keeps what they said: what comes late for it is in its minutes only.
     """
+    if hours:
+        hours = set(hours) - _expired(transaction, min(hours), max(hours))
     if cold and (minutes or hours):
         transaction.look_back("requests")
     schema = "whole" if cold else "main"
@@ -113,6 +117,21 @@ def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collectio
         dirty = pl.DataFrame({"start_unix_ns": starts}, schema={"start_unix_ns": pl.Int64})
         transaction.run(_DELETE, [width_s, starts[0], starts[-1] + span_ns, span_ns, span_ns], dirty=dirty)
         transaction.run(insert, [starts[0], starts[-1] + span_ns], dirty=dirty)
+
+
+def _expired(transaction: Transaction, low_unix_ns: int, high_unix_ns: int) -> set[int]:
+    found = transaction.query(
+        "SELECT hour FROM main.sealed_hours WHERE expired_unix_ns IS NOT NULL AND hour BETWEEN ? AND ?",
+        [low_unix_ns // HOUR_NS, high_unix_ns // HOUR_NS],
+    )
+    return {hour * HOUR_NS for hour in found["hour"]}
+
+
+def dirty_hours(statements: Reading) -> set[int]:
+    """Hours (whole ones since 1970) with rollups that do not say what their rows say, as far as it is committed."""
+    found = statements.query("SELECT position FROM main.positions WHERE name = ?", [POSITION])
+    told = json.loads(found["position"].item()) if found.height else {}
+    return {start // HOUR_NS for name in ("minutes", "hours") for start in told.get(name, ())}
 
 
 def rebuild_of(transaction: Transaction, rows: pl.DataFrame) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from phasewise.collector.cold import enter_files, make_views, names, placed_file, thaw
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake, label
 from phasewise.collector.records import arrow_schema
+from phasewise.collector.rollups import dirty_hours
 from phasewise.collector.store import Store, Transaction
 from phasewise.collector.tables import RECORDS, ColdFile
 
@@ -40,7 +41,8 @@ class Due:
 
 
 def due_hours(store: Store, now_unix_ns: int, seal_after_s: float = SEAL_AFTER_S) -> list[Due]:
-    """Hours that ended `seal_after_s` and a quarter of an hour ago, of which nothing was received or brought back since, and whose rows are final."""
+    """Hours that ended `seal_after_s` and a quarter of an hour ago, of which nothing was received or brought back since, whose rows are final
+    and whose rollups say what they say."""
     quiet = now_unix_ns - int(seal_after_s * 1e9) - SLACK_NS
     parts = [
         f'SELECT "{column}" // {HOUR_NS} AS hour, NULL AS open, NULL AS received FROM main."{kind}"'
@@ -63,7 +65,8 @@ def due_hours(store: Store, now_unix_ns: int, seal_after_s: float = SEAL_AFTER_S
         """,
         [quiet, quiet, quiet, now_unix_ns - UNSETTLED_NS],
     )
-    return [Due(*row) for row in found.iter_rows()]
+    waiting = dirty_hours(store)
+    return [due for due in (Due(*row) for row in found.iter_rows()) if due.hour not in waiting]
 
 
 class Sealer:
@@ -90,6 +93,8 @@ class Sealer:
             # A run that ended before its rows were moved has left this generation, and something came since.
             generation = 1 + max(self.lake.generation(kind, due.hour) for kind in KINDS)
         with self._store.write() as transaction:
+            if due.hour in dirty_hours(transaction):
+                return False  # its rollups are made of hot rows, soon
             if {kind: _digest(transaction, kind, due.hour) for kind in KINDS} != cold:
                 LOG.info("hour %s changed while it was sealed; it is tried again", label(due.hour))
                 return False
@@ -115,11 +120,13 @@ class Sealer:
             )
         transaction.execute("DELETE FROM main.cold_files WHERE hour = ?", [due.hour])
         enter_files(transaction, placed)
+        before = transaction.query("SELECT expired_unix_ns FROM main.sealed_hours WHERE hour = ?", [due.hour])
+        expired = before["expired_unix_ns"].item() if before.height else None
         transaction.execute("DELETE FROM main.sealed_hours WHERE hour = ?", [due.hour])
         transaction.execute(
             "INSERT INTO main.sealed_hours BY NAME SELECT ? AS hour, ? AS generation, 'sealed' AS state, ? AS sealed_unix_ns, "
-            "? AS received_unix_ns, ? AS rows",
-            [due.hour, generation, self._clock(), due.received_unix_ns, sum(one.rows for one in placed)],
+            "? AS received_unix_ns, ? AS rows, ? AS expired_unix_ns",
+            [due.hour, generation, self._clock(), due.received_unix_ns, sum(one.rows for one in placed), expired],
         )
         make_views(transaction, self._store.cold_directory)
 

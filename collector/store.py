@@ -34,6 +34,7 @@ STORAGE_VERSION = "v1.5.0"  # so that one release back can still read a file mad
 CHECKPOINT_THRESHOLD = "256MB"
 THREADS = 2
 MEMORY_LIMIT = "2GB"
+_CLOSING_S, _CLOSING_STEP_S = 10.0, 0.05
 _REOPEN_AFTER_S = 1.0
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*$")
 
@@ -157,12 +158,27 @@ class Store:
             sync_path(fresh)
             with self._state_lock:
                 self._dead_because = "its file is being written anew"
-                self._connection.close()
-                self.path.with_name(f"{self.path.name}.wal").unlink(missing_ok=True)
-                fresh.replace(self.path)
-                self._connection = self._open()
-                self._dead_because = ""
+                try:
+                    self._readers.stop()
+                    self._close_connection()
+                    self.path.with_name(f"{self.path.name}.wal").unlink(missing_ok=True)
+                    fresh.replace(self.path)
+                    self._connection = self._open()
+                finally:  # where a question did not end, the old file goes on as it is
+                    self._dead_because = ""
             sync_path(self.path.parent)
+
+    def _close_connection(self) -> None:
+        """DuckDB closes nothing while a cursor is busy: questions were told to stop, and those of other threads are short. Raises
+        MachineError where one goes on."""
+        until = time.monotonic() + _CLOSING_S
+        while True:
+            try:
+                return self._connection.close()
+            except duckdb.Error as error:
+                if time.monotonic() > until:
+                    raise MachineError(f"{self.path}: a question does not end: {error} (try again)") from error
+            time.sleep(_CLOSING_STEP_S)
 
     def verify(self) -> str:
         """Read every block of the hot tables; what is wrong with them, empty where nothing is."""

@@ -67,6 +67,9 @@ class SealedHour:
     thawed_unix_ns: int | None = None
     received_unix_ns: int | None = None  # the last receipt of a row in it: retention counts from here
     rows: int = 0
+    expired_unix_ns: int | None = (
+        None  # when rows of it were deleted first: its hourly rollup tells more than rows do, for good
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

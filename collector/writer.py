@@ -85,6 +85,7 @@ class Writer:
         self._housekept_ns = 0
         self._idle = False
         self._wrote = False
+        self._guards = False
         self._write_error = ""
         self._scrapes: Callable[[], list[dict[str, object]]] = list
         self._sources: list[Callable[[], list[dict[str, object]]]] = []
@@ -290,9 +291,12 @@ class Writer:
     # --- state ------------------------------------------------------------------------------------------------------
 
     def _guarded(self, work: Callable[[], T]) -> T:
+        if self._guards:  # part of a work whose transaction commits at its end
+            return work()
         if self._stale:
             self._recover()
         self._wrote = False
+        self._guards = True
         try:
             done = work()
         except BaseException as error:
@@ -303,6 +307,8 @@ class Writer:
             with contextlib.suppress(Exception):  # where reading fails too, the next call tries again and says so
                 self._recover()
             raise
+        finally:
+            self._guards = False
         if self._wrote:
             self._write_error = ""
             self._memory.counters.commit()
@@ -404,7 +410,9 @@ class Writer:
                 self._thaw(transaction, hours_touched(frame_of(rows), column, column, 0))
             if table == exchange.SPANS:
                 new = ledger.admit(transaction, frame_of(rows)).spans
-                self._archive.write(new.to_arrow().cast(SPAN_SCHEMA), f"import-{source}")
+                # Only a part of them is new where others came before: that must not take the place of a file with more.
+                name = source if new.height == rows.num_rows else f"{source}-{self._clock()}"
+                self._archive.write(new.to_arrow().cast(SPAN_SCHEMA), f"import-{name}")
             else:
                 new = exchange.insert(transaction, table, rows)
             if table == "requests":

@@ -13,6 +13,8 @@ from phasewise.collector.access import Door, Refused
 from phasewise.collector.audit import audit
 from phasewise.dashboard.access import COOKIE, SESSION_S, Sessions, address_of, headers_of, session_cookie
 
+_MINUTE_NS = 60 * 10**9
+_NOTED = 100  # refused logins a minute that the audit log holds, besides wrong keys, which the door counts and stops
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
   <head>
@@ -89,6 +91,22 @@ _SCRIPT = """(function () {
 """
 
 
+class _Noted:
+    """Logins without a key, or too many of them, could be sent without end: they must not fill the disk."""
+
+    def __init__(self) -> None:
+        self._minute = -1
+        self._count = 0
+
+    def allows(self, reason: str, now_unix_ns: int) -> bool:
+        if reason in ("wrong", "forbidden"):
+            return True
+        minute = now_unix_ns // _MINUTE_NS
+        self._count = self._count + 1 if minute == self._minute else 1
+        self._minute = minute
+        return self._count <= _NOTED
+
+
 def add_login(app: FastAPI, door: Door, sessions: Sessions, data: Path, clock: Callable[[], int]) -> None:
     """Adds /login, and what it calls."""
 
@@ -100,13 +118,17 @@ def add_login(app: FastAPI, door: Door, sessions: Sessions, data: Path, clock: C
     def script() -> Response:
         return Response(_SCRIPT, media_type="text/javascript")
 
+    noted = _Noted()
+
     @app.post("/api/v1/session")
     async def log_in(request: Request) -> JSONResponse:
         token = await _key(request)
         address = address_of(request.scope)
         found = door.admit(f"Bearer {token}", address, "read", "content", "admin")
         if isinstance(found, Refused):
-            audit(data, "login_refused", clock(), address=address, detail=found.reason)
+            now = clock()
+            if noted.allows(found.reason, now):
+                audit(data, "login_refused", now, address=address, detail=found.reason)
             status = {"forbidden": 403, "too_many_wrong": 429}.get(found.reason, 401)
             again = {"retry-after": str(found.retry_after_s)} if found.retry_after_s else None
             return JSONResponse({"error": found.message, "field": "key", "remedy": ""}, status, headers=again)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from phasewise.analyzer.window import parse_time
-from phasewise.collector.import_marks import Mark
+from phasewise.collector.import_marks import DONE, Mark
 from phasewise.collector.importers import import_bytes, import_piece
 from phasewise.collector.importers.facts_file import read_facts_file
 from phasewise.collector.profiles import Profiles
@@ -21,6 +22,8 @@ from phasewise.rules.vocabulary import CLASS_OF_CAUSE
 ANNOTATION_KINDS = ("deploy", "config", "restart", "alert", "note", "ablation")
 _SENT_AS = {"scrapes": "scrapes", "spans": "spans", "metrics": "spans", "client": "client", "rows": "auto"}
 _MOST_TEXT = 2_000
+_FILE = re.compile(r"[0-9a-f]{32}")  # pieces.identity_of
+_POSITION = re.compile(rf"{DONE}|[0-9]{{1,18}}:[0-9]{{1,18}}")  # pieces.Place
 MAX_BODY_BYTES = 256 * 2**20  # of an uploaded file, before and after decompression
 
 
@@ -92,6 +95,10 @@ def take_in(answers: Answers, body: bytes, sent: Sent) -> dict[str, Any]:
         return {"kind": "facts", "counts": answers.writer.add_facts(statements, sent.instance or None), "problems": []}
     if sent.instance:
         raise InputError("instance", sent.instance, "is only about facts", "leave it out, or send kind=facts")
+    if (sent.file or sent.position) and not (_FILE.fullmatch(sent.file) and _POSITION.fullmatch(sent.position)):
+        raise InputError(
+            "file", sent.file, "is no mark of a file", "leave file and position to phasewise ingest --server"
+        )
     now = answers.clock()
     modified = sent.modified_unix_ns or now
     if sent.number:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+COVERAGE = "backfill.json"  # in the data folder
 Interval = tuple[int, int]  # milliseconds, the end not included
 
 

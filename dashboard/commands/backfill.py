@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from phasewise.analyzer.window import parse_time
 from phasewise.collector.backfill import Coverage, Remote, Source, pages
+from phasewise.collector.backfill.coverage import COVERAGE
 from phasewise.collector.backfill.jaeger import Jaeger
 from phasewise.collector.backfill.prometheus import Prometheus
 from phasewise.collector.backfill.tempo import Tempo
@@ -130,9 +131,9 @@ def coverage_of(options: Namespace) -> tuple[Coverage, str]:
     """What earlier runs brought in, and the store that this speaks of: beside the data where they are on this machine, else in
     the user's state directory, by the address of the server."""
     if not options.server:
-        return Coverage(options.data / "backfill.json"), ""
+        return Coverage(options.data / COVERAGE), ""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Coverage(Path(state) / "phasewise" / "backfill.json"), f" into {options.server.rstrip('/')}"
+    return Coverage(Path(state) / "phasewise" / COVERAGE), f" into {options.server.rstrip('/')}"
 
 
 def _header(text: str) -> tuple[str, str]:

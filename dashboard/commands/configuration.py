@@ -48,6 +48,10 @@ def _positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
 
 
+def _at_least_one(value: object) -> bool:
+    return _positive(value) and isinstance(value, int | float) and value >= 1
+
+
 def _ratio(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
@@ -75,7 +79,7 @@ _SECTIONS: Mapping[str, Mapping[str, tuple[str, Callable[[object], bool]]]] = {
         "quantization": ("a method such as awq or fp8", _text),
     },
     "retention": {
-        "seal_after_h": ("hours, above 0", _positive),
+        "seal_after_h": ("hours, at least 1", _at_least_one),
         "raw_days": ("days, above 0", _positive),
         "rollup_months": ("months, above 0", _positive),
         "max_volume_ratio": ("a share, above 0 and up to 1", _ratio),

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import record_table
+from ended import Killed, ending
+from waiting import until
 from writing import Bench, bench, engine_span, rulebook
 
 from phasewise.collector.backup import restore, take_snapshot, write_backup
+from phasewise.collector.import_marks import DONE, Mark, write_mark
 from phasewise.collector.integrity import check
+from phasewise.collector.patience import Patience
 from phasewise.collector.records import Place
 from phasewise.collector.recovery import FILE
 from phasewise.collector.sealing import Sealer, due_hours
@@ -201,6 +206,58 @@ def test_with_an_instance_goes_what_is_known_of_its_place(full: Bench) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "call", ["collector.lake.Lake.vacuum", "collector.purge._purge_file", "collector.store.Store.rewrite"]
+)
+def test_a_purge_that_was_broken_off_is_finished_by_the_next(full: Bench, call: str) -> None:
+    def purge() -> Any:
+        return purged(full.store, full.writer, full.folder, [f"model:eq:{CANARY}"], "", full.clock.now)
+
+    with pytest.MonkeyPatch.context() as patched:
+        ending(patched, f"phasewise.{call}", 0)
+        with pytest.raises(Killed):
+            purge()
+    assert holds(full.folder, CANARY)
+    stray = full.folder / "journal" / "00000099.purged"
+    stray.write_text(CANARY)
+    full.reopen()
+    assert purge()["requests"] == 0  # its rows went with the first
+    full.store.checkpoint()
+    assert holds(full.folder, CANARY) == []
+    assert full.store.query("SELECT * FROM positions WHERE name = 'purge'").is_empty()
+
+
+def test_a_purge_stops_the_questions_that_run(full: Bench) -> None:
+    patience = Patience(60)
+    told: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            full.store.query("SELECT count(*) FROM range(10000000) a, range(10000000) b", patience=patience)
+        except Exception as error:
+            told.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    until(lambda: full.store._readers._running)
+    assert purged(full.store, full.writer, full.folder, [f"model:eq:{CANARY}"], "", full.clock.now)["requests"] == 5
+    asking.join(10)
+    assert told
+    assert full.store.broken == ""
+    assert holds(full.folder, CANARY) == []
+
+
+def test_what_was_purged_may_come_again(full: Bench) -> None:
+    with full.store.write() as transaction:
+        write_mark(transaction, Mark("0" * 32, DONE))
+    purged(full.store, full.writer, full.folder, [f"model:eq:{CANARY}"], "", full.clock.now)
+    assert full.writer.import_position("0" * 32) == ""
+    before = len(full.rows(ROWS))
+    full.receive(spans(50, 2, 14_400, {"gen_ai.request.model": CANARY}))
+    full.run(1.5)
+    assert len(full.rows(ROWS)) == before + 2
+
+
 def test_everything_before_a_time_goes(full: Bench) -> None:
     before = str(sorted(row["finished_unix_ns"] for row in full.rows(ROWS))[22] + 1)
     done = purged(full.store, full.writer, full.folder, [], before, full.clock.now)

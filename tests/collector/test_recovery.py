@@ -8,8 +8,11 @@ from typing import Any
 
 import polars as pl
 import pytest
+from span_tables import span_table
 from writing import Bench, engine_span, rulebook
 
+from phasewise.collector.import_marks import Mark
+from phasewise.collector.importers import Imported
 from phasewise.collector.recovery import open_store
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.collector.sidecar import SLOT_BYTES, Committed, Sidecar
@@ -189,6 +192,16 @@ def test_a_volume_without_room_is_an_error_of_health(tmp_path: Path, monkeypatch
     b.journal.close()
 
 
+def test_with_a_store_made_anew_nothing_counts_as_brought_in(stopped: tuple[Bench, pl.DataFrame]) -> None:
+    b, _ = stopped
+    (b.folder / "backfill.json").write_text("{}")
+    (b.folder / "phasewise.duckdb").write_bytes(b"x" * 9000)
+    store, damage = open_store(b.folder, b.clock)
+    store.close()
+    assert "rows had expired" in damage
+    assert not (b.folder / "backfill.json").exists()
+
+
 def test_a_store_that_is_only_busy_is_not_damaged(tmp_path: Path) -> None:
     path = tmp_path / "phasewise.duckdb"
     Store(path).close()
@@ -197,6 +210,24 @@ def test_a_store_that_is_only_busy_is_not_damaged(tmp_path: Path) -> None:
     store, damage = open_store(tmp_path, lambda: 0)
     store.close()
     assert damage == ""
+
+
+def test_the_witness_never_knows_of_more_than_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import is one transaction of several works: none of them is committed before all."""
+    b = Bench(tmp_path)
+    seen: list[tuple[int, int]] = []
+
+    def note(sidecar: Sidecar, state: Committed, at_once: bool = False) -> None:
+        found = b.store.query("SELECT position FROM positions WHERE name = 'commit'")
+        seen.append((state.number, Committed.parse(found["position"].item() if found.height else "").number))
+
+    monkeypatch.setattr(Sidecar, "note", note)
+    imported = Imported("spans", "otlp-json", spans=span_table(spans(0, 3)))
+    b.writer.add_import(imported, Mark("0" * 32, "done"))
+    assert seen
+    assert all(witness <= committed for witness, committed in seen), seen
+    b.store.close()
+    b.journal.close()
 
 
 def test_the_witness_survives_a_torn_slot(tmp_path: Path) -> None:

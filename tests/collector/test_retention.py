@@ -14,6 +14,7 @@ from writing import engine_span
 
 from phasewise.collector import rollups
 from phasewise.collector.archive import SpanArchive
+from phasewise.collector.cold import thaw
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
 from phasewise.collector.retention import DAY_NS, MONTH_NS, Keep, Retention
 from phasewise.collector.sealing import Sealer, due_hours
@@ -115,6 +116,30 @@ def test_hours_go_when_their_receipt_is_old_enough(store: Store, time: Time) -> 
     assert (
         store.query(f"SELECT count(*) AS n FROM rollups WHERE bucket_unix_ns // {HOUR_NS} = {FIRST}")["n"].item() == 0
     )
+
+
+def test_a_late_row_of_an_expired_hour_takes_nothing_from_its_rollup(store: Store, time: Time) -> None:
+    def counted(width_s: int) -> int:
+        sql = f"SELECT sum(requests)::BIGINT AS n FROM rollups WHERE width_s = ? AND bucket_unix_ns // {HOUR_NS} = {FIRST}"
+        return int(store.query(sql, [width_s])["n"].item() or 0)
+
+    own = retention(store, time)
+    assert own.run() == 0
+    time.forward(9 * DAY_NS + 2 * HOUR_NS)
+    assert own.run() == 1
+    before = counted(3600)
+    assert (before, counted(60)) == (4, 0)
+    for number in range(2):  # twice: the first is sealed in between, and no longer says that the hour expired
+        late = make_request(at_s=600 + number, decode_s=1.0)
+        with store.write() as transaction:
+            row = attributed(late) | {"final": True, "revision": 1, "received_unix_ns": late.finished_unix_ns}
+            transaction.insert("requests", request_table([row]))
+            rollups.rebuild_of(transaction, transaction.query("SELECT finished_unix_ns FROM requests"))
+        assert (counted(3600), counted(60)) == (before, number + 1)
+        for due in due_hours(store, time.now):
+            assert Sealer(store, time.clock).seal(due)
+            with store.write() as transaction:
+                thaw(transaction, store.cold_directory, [FIRST], time.now)
 
 
 def test_a_jump_of_the_clock_deletes_nothing(store: Store, time: Time) -> None:

@@ -27,6 +27,7 @@ from phasewise.analyzer.window import Window
 from phasewise.collector.cold import thaw
 from phasewise.collector.lake import HOUR_NS, Lake
 from phasewise.collector.records import EngineSample, Instance
+from phasewise.collector.rollups import DirtyRollups
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.collector.store import Store
 from phasewise.dashboard.answers import GuardedReader
@@ -96,6 +97,21 @@ def test_an_hour_is_due_when_it_is_over_quiet_and_final(store: Store) -> None:
     with store.write() as transaction:
         transaction.execute("UPDATE requests SET received_unix_ns = ?", [LATER - 60 * SECOND_NS])
     assert [due.hour for due in due_hours(store, LATER)] == []
+
+
+def test_an_hour_whose_rollups_wait_is_not_sealed(store: Store) -> None:
+    due = due_hours(store, LATER)[0]
+    dirty = DirtyRollups()
+    dirty.add(store.query("SELECT finished_unix_ns FROM requests"), LATER)
+    with store.write() as transaction:
+        dirty.store(transaction)
+    assert due_hours(store, LATER) == []
+    assert sealer(store).seal(due) is False  # it was due, and became dirty then
+    with store.write() as transaction:
+        dirty.rebuild_all(transaction)
+        dirty.store(transaction)
+    assert len(due_hours(store, LATER)) == 3
+    assert sealer(store).seal(due)
 
 
 @pytest.mark.parametrize("sealed", [pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)])

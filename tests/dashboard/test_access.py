@@ -170,6 +170,12 @@ def test_a_wrong_key_logs_nobody_in_and_is_noted(guarded: Guarded, body: str) ->
     assert len(guarded.lines("login_refused")) == before + 1
 
 
+def test_logins_without_a_key_do_not_fill_the_disk(guarded: Guarded) -> None:
+    for _ in range(150):
+        assert guarded.ask("POST", "/api/v1/session", None, content=b"{}").status_code == 401
+    assert 90 <= len(guarded.lines("login_refused")) <= 110
+
+
 def test_a_login_from_another_site_is_refused(guarded: Guarded) -> None:
     body = json.dumps({"key": guarded.tokens["read"]})
     for headers, status in (({"origin": "http://evil.example"}, 403), ({"content-type": "text/plain"}, 415)):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from otlp_messages import span_message, trace_request
 from process_tree import children
 from receive_process import receiving
@@ -69,6 +72,14 @@ def test_refused_senders_are_sent_away_for_different_times(tmp_path: Path) -> No
     """F21: 200 refusals spread over the hinted seconds, so that the senders do not come back as one."""
     with receiving(tmp_path, journal_limit_bytes=1) as process:
         body = trace_request(span_message()).SerializeToString()
-        hints = Counter(int(process.post(body).headers["retry-after"]) for _ in range(200))
-    assert len(hints) > 1
-    assert max(hints.values()) < 3 * 200 / len(hints)
+        whole = Counter(int(process.post(body).headers["retry-after"]) for _ in range(50))
+        tenths: Counter[int] = Counter()
+        for _ in range(200):
+            with pytest.raises(grpc.RpcError) as raised:
+                process.export(body)
+            error: Any = raised.value
+            hint = RetryInfo.FromString(dict(error.trailing_metadata())["google.rpc.retryinfo-bin"]).retry_delay
+            tenths[int((hint.seconds + hint.nanos / 1e9) * 10)] += 1
+    assert set(whole) == {1, 2}  # HTTP has whole seconds only
+    assert set(tenths) <= set(range(10, 21))
+    assert max(tenths.values()) < 3 * 200 / 10  # in any tenth of a second of the one over which they are spread
