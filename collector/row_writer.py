@@ -87,7 +87,7 @@ class RowWriter:
         memory.registry.see_requests(past)
         for instance, settings in made.settings:
             memory.registry.see_settings(instance, settings, "resource")
-        memory.watermarks.see(past, now, ended)
+        memory.watermarks.see(changes.rows, now, ended)
         memory.refresher.take(self._transaction, changes.rows, changes.stored, now)
         memory.counters.add("requests", changes.rows.height - len(changes.stored))
         return changes.rows.height

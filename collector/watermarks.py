@@ -1,7 +1,7 @@
 """Until when an instance's rows are final: engines report a request when it ends, so its neighbours are known only later.
 
 A row is final once the newest end seen lies W past its own end (W: the longest end-to-end of the last hour, at least 60 s), or
-nothing came from its instance for W, or the import it came with has ended.
+nothing came from its instance for W, or the import it came with has ended; one that claims to end in the future, when that has come.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ HOUR_NS = 3600 * 10**9
 MINUTE_NS = 60 * 10**9
 FUTURE_NS = 600 * 10**9  # times that lie further ahead of our own clock are wrong: kept, and never taken for now
 NEVER = -(2**62)
-ALL = 2**62
 
 
 @dataclass(slots=True)
@@ -34,8 +33,13 @@ class Watermarks:
 
     def see(self, rows: pl.DataFrame, now_ns: int, ended: bool = False) -> None:
         """Take note of rows (instance, finished_unix_ns, e2e_s); ended: they are the whole of an import."""
-        if rows.is_empty():
-            return
+        for instance in rows["instance"].unique():
+            clock = self._clocks.setdefault(instance or "", _Clock())
+            clock.last_news_ns = now_ns
+            clock.ended = ended
+        self._see_past(rows.filter(pl.col("finished_unix_ns") <= now_ns + FUTURE_NS))
+
+    def _see_past(self, rows: pl.DataFrame) -> None:
         minutes = rows.select(
             pl.col("instance").fill_null(""),
             "finished_unix_ns",
@@ -46,11 +50,9 @@ class Watermarks:
             pl.col("e2e_ns").max(), pl.col("finished_unix_ns").max().alias("newest")
         )
         for instance, minute, e2e_ns, newest in longest.iter_rows():
-            clock = self._clocks.setdefault(instance, _Clock())
+            clock = self._clocks[instance]
             clock.newest_end_unix_ns = max(clock.newest_end_unix_ns, newest)
             clock.longest_ns_by_minute[minute] = max(clock.longest_ns_by_minute.get(minute, 0), e2e_ns)
-            clock.last_news_ns = now_ns
-            clock.ended = ended
         for instance in longest["instance"].unique():
             self._forget_old(self._clocks[instance])
 
@@ -66,7 +68,7 @@ class Watermarks:
             return NEVER
         wait = self.settle_wait_ns(instance)
         if clock.ended or now_ns - clock.last_news_ns > wait:
-            return ALL
+            return now_ns + FUTURE_NS
         return clock.newest_end_unix_ns - wait
 
     def all(self, now_ns: int) -> dict[str, int]:

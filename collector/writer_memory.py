@@ -17,12 +17,18 @@ from phasewise.collector.registry import Registry
 from phasewise.collector.restarts import Restarts
 from phasewise.collector.rollups import POSITION, DirtyRollups
 from phasewise.collector.store import Store, Transaction
-from phasewise.collector.watermarks import FUTURE_NS, MINUTE_NS, Watermarks
+from phasewise.collector.watermarks import FUTURE_NS, HOUR_NS, MINUTE_NS, Watermarks
 
-_LAST_HOUR = """
-SELECT instance, max(finished_unix_ns) AS finished_unix_ns, max(e2e_s) AS e2e_s FROM requests
-WHERE finished_unix_ns <= ? AND finished_unix_ns > (SELECT max(finished_unix_ns) FROM requests WHERE finished_unix_ns <= ?) - ?
-GROUP BY instance, finished_unix_ns // ?
+# Of each instance its own last hour: one that was silent for long may have rows that are not final yet. What is sealed is final.
+_LAST_HOURS = """
+WITH newest AS (
+    SELECT instance, max(finished_unix_ns) FILTER (finished_unix_ns <= ?) AS past_unix_ns, max(finished_unix_ns) AS any_unix_ns
+    FROM main.requests GROUP BY instance
+)
+SELECT r.instance, max(finished_unix_ns) AS finished_unix_ns, max(e2e_s) AS e2e_s
+FROM main.requests r JOIN newest n ON r.instance IS NOT DISTINCT FROM n.instance
+WHERE finished_unix_ns BETWEEN coalesce(past_unix_ns, any_unix_ns) - ? AND coalesce(past_unix_ns, any_unix_ns)
+GROUP BY r.instance, finished_unix_ns // ?
 """
 
 
@@ -76,8 +82,7 @@ def recalled(around: Surroundings) -> Memory:
     counters = Counters(store.query("SELECT * FROM counters"))
     registry = Registry(store.query("SELECT * FROM instances"), around.stated)
     watermarks = Watermarks()
-    past = now + FUTURE_NS
-    watermarks.see(store.query(_LAST_HOUR, [past, past, 3600 * 10**9, MINUTE_NS]), now)
+    watermarks.see(store.query(_LAST_HOURS, [now + FUTURE_NS, HOUR_NS, MINUTE_NS]), now)
     dirty = DirtyRollups(positions.get(POSITION))
     refresher = Refresher(around.attribute, registry, watermarks, counters, dirty)
     refresher.recall(store)

@@ -115,3 +115,21 @@ def test_no_instance_waits_for_ever_where_one_takes_the_whole_turn(
             b.receive([{**request(number), **busy}])
             b.run(5)
         assert [row["final"] for row in b.rows() if row["instance"] == "b"] == [True]
+
+
+def test_rows_become_final_after_a_crash_however_long_before_the_others_they_ended(tmp_path: Path) -> None:
+    """Of an instance that was silent for hours, of one that claims to live a day ahead."""
+    with bench(tmp_path) as b:
+        for number, (name, start_s) in enumerate([("old", -7200.0), ("new", 0.0), ("ahead", 86_400.0)]):
+            span = engine_span(start_s=start_s, trace=f"{number + 1:032x}", span_id=f"{number + 1:016x}")
+            b.receive([span | {"resource": {"service.instance.id": name}}])
+        b.run(2.0)
+        b.reopen()
+        for _ in range(20):
+            b.run(6.0)
+        final = {row["instance"]: row["final"] for row in b.rows()}
+        assert final == {"old": True, "new": True, "ahead": False}
+        b.clock.forward(86_400)
+        b.run(6.0)
+        b.run(6.0)
+        assert all(row["final"] for row in b.rows())

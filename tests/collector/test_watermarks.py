@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from phasewise.collector.watermarks import ALL, NEVER, Watermarks
+from phasewise.collector.watermarks import FUTURE_NS, NEVER, Watermarks
 
 SECOND = 10**9
 MINUTE = 60 * SECOND
@@ -16,35 +16,48 @@ def rows(*ends: tuple[float, float], instance: str | None = "i") -> pl.DataFrame
     return pl.DataFrame(data, schema=schema, orient="row")
 
 
+LATER = 10_000 * SECOND  # a time on our own clock past every row here
+
+
 def test_w_is_the_longest_of_the_last_hour_and_at_least_a_minute() -> None:
     marks = Watermarks()
-    assert marks.of("i", 0) == NEVER
-    marks.see(rows((1000, 2.0)), now_ns=0)
-    assert marks.of("i", 0) == (1000 - 60) * SECOND
-    marks.see(rows((1010, 300.0)), now_ns=0)
-    assert marks.of("i", 0) == (1010 - 300) * SECOND
-    marks.see(rows((1010 + 3700, 1.0)), now_ns=0)
-    assert marks.of("i", 0) == (1010 + 3700 - 60) * SECOND
+    assert marks.of("i", LATER) == NEVER
+    marks.see(rows((1000, 2.0)), now_ns=LATER)
+    assert marks.of("i", LATER) == (1000 - 60) * SECOND
+    marks.see(rows((1010, 300.0)), now_ns=LATER)
+    assert marks.of("i", LATER) == (1010 - 300) * SECOND
+    marks.see(rows((1010 + 3700, 1.0)), now_ns=LATER)
+    assert marks.of("i", LATER) == (1010 + 3700 - 60) * SECOND
 
 
 def test_silence_for_w_ends_the_wait() -> None:
     marks = Watermarks()
-    marks.see(rows((1000, 90.0)), now_ns=0)
-    assert marks.of("i", 90 * SECOND) == 910 * SECOND
-    assert marks.of("i", 91 * SECOND) == ALL
+    marks.see(rows((1000, 90.0)), now_ns=LATER)
+    assert marks.of("i", LATER + 90 * SECOND) == 910 * SECOND
+    until = LATER + 91 * SECOND
+    assert marks.of("i", until) == until + FUTURE_NS
 
 
 def test_an_import_is_final_at_its_end_until_more_comes() -> None:
     marks = Watermarks()
-    marks.see(rows((1000, 1.0)), now_ns=0, ended=True)
-    assert marks.of("i", 0) == ALL
-    marks.see(rows((1001, 1.0)), now_ns=0)
-    assert marks.of("i", 0) == 941 * SECOND
+    marks.see(rows((1000, 1.0)), now_ns=LATER, ended=True)
+    assert marks.of("i", LATER) == LATER + FUTURE_NS
+    marks.see(rows((1001, 1.0)), now_ns=LATER)
+    assert marks.of("i", LATER) == 941 * SECOND
 
 
 def test_instances_do_not_wait_for_each_other() -> None:
     marks = Watermarks()
-    marks.see(rows((1000, 500.0)), now_ns=0)
-    marks.see(rows((1000, 1.0), instance=None), now_ns=0)
-    assert marks.of("", 0) == 940 * SECOND
-    assert set(marks.all(0)) == {"i", ""}
+    marks.see(rows((1000, 500.0)), now_ns=LATER)
+    marks.see(rows((1000, 1.0), instance=None), now_ns=LATER)
+    assert marks.of("", LATER) == 940 * SECOND
+    assert set(marks.all(LATER)) == {"i", ""}
+
+
+def test_a_row_that_ends_in_the_future_moves_no_clock_and_is_final_when_its_time_has_come() -> None:
+    marks = Watermarks()
+    ahead = LATER + FUTURE_NS + MINUTE
+    marks.see(rows((ahead / SECOND, 1.0)), now_ns=LATER)
+    assert marks.of("i", LATER) < 0
+    assert marks.of("i", LATER + MINUTE) < ahead
+    assert marks.of("i", LATER + 2 * MINUTE) >= ahead
