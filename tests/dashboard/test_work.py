@@ -94,7 +94,8 @@ def test_a_slow_region_says_so_and_offers_less_while_the_others_show_their_data(
     slow_down(served.store, HEAT)
     at = parse_view("/slices", f"{BOUND}&f=model:eq:qwen-7b")
     for one in slices.REGIONS:
-        content, notice, loaded = filled_under(answers(served), at, one, False, Work(Patience(0.5)))
+        patience = Patience(0.5 if one is HEAT_REGION else 30.0)  # the others need their time on a busy machine
+        content, notice, loaded = filled_under(answers(served), at, one, False, Work(patience))
         if one is HEAT_REGION:
             told = shown(content)
             assert "Stopped after 0.5 s" in told and "Narrow the range or add a filter." in told and "Retry" in told
