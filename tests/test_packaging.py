@@ -148,6 +148,7 @@ print("imported")
             code,
             *({"grpc": "grpc", "http": "http/protobuf"}[one] for one in exporters),
         ],
+        cwd=tmp_path,  # away from what an editable installation left in the sources
         env={"PYTHONPATH": f"{tmp_path / 'plugin'}{os.pathsep}{bare}", "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""A file about engines themselves: a pod or workload as JSON, an answer of an engine's server, a start-up log, a command line."""
+"""A file about engines themselves: a pod or workload as JSON or YAML, an answer of an engine's server, a start-up log, a command line."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from phasewise.collector.fact_texts import (
     of_log,
 )
 from phasewise.collector.facts import Statement, settings_from
+from phasewise.collector.importers.manifests import manifests_of
 from phasewise.collector.profiles import Profiles
 from phasewise.rules.errors import InputError
 
 MOST_BYTES = 64 << 20
 REMEDY = (
-    "give what kubectl get pod NAME -o json prints, an answer of the engine's server as JSON (/get_server_info, /info, /props), its "
+    "give what kubectl get pod NAME -o json or -o yaml prints, an answer of the engine's server as JSON (/get_server_info, /info, /props), its "
     "start-up log, or the command line it was started with"
 )
 
@@ -34,6 +35,8 @@ def read_facts_file(body: bytes, name: str, profiles: Profiles) -> list[Statemen
         )
     text = body.decode("utf-8", "replace")
     document = document_of(text)
+    if document is None:
+        document = manifests_of(text, name)
     if document is not None and not isinstance(document, Mapping | list):
         document = None
     found = _of_document(document, name, profiles) if document is not None else _of_text(text, profiles)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from span_tables import at, span_table
 from writing import Bench, bench, engine_span, rulebook
 
@@ -150,6 +151,32 @@ def test_a_pod_tells_arguments_version_names_and_its_start() -> None:
     assert said.unix_ns == 1_795_972_000 * 10**9
     assert said.ignored == 1, "the key is counted, and named nowhere"
     assert "hf_" not in repr(said) and "sk-" not in repr(said)
+
+
+def test_a_pod_in_yaml_tells_the_same() -> None:
+    """With documents of other kinds around it, and times that YAML would read as dates."""
+    text = yaml.safe_dump_all([{"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}}, POD])
+    assert read_facts_file(text.encode(), "pod.yaml", PROFILES) == facts_of(POD)
+    unquoted = text.replace("'2026-11-29T17:06:40Z'", "2026-11-29T17:06:40Z")
+    assert unquoted != text
+    assert read_facts_file(unquoted.encode(), "pod.yaml", PROFILES) == facts_of(POD)
+    items = yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [POD, json.loads(json.dumps(POD))]})
+    assert len(read_facts_file(items.encode(), "pods.yaml", PROFILES)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: Pod\nspec:\n  containers: [\n", "no YAML that can be read: line 4"),
+        ("kind: Pod\na: &a [x, x]\nb: &b [*a, *a]\nspec:\n  containers: [*b]\n", "line 3: has an alias"),
+        ("kind: Pod\nspec:\n  containers: !!python/object/apply:os.system [x]\n", "line 3: could not determine"),
+        ("kind: Pod\nspec:\n  containers: " + "[" * 5000, "no YAML that can be read"),
+        ("kind: Pod\nspec:\n  containers: []\n" + "#" * (4 << 20), "more than 4 MiB"),
+    ],
+)
+def test_yaml_that_is_broken_or_hostile_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_facts_file(text.encode(), "pod.yaml", PROFILES)
 
 
 def test_lists_and_templates_of_pods_are_read() -> None:
