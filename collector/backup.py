@@ -19,6 +19,7 @@ from phasewise.collector.access_keys import NAME as KEYS
 from phasewise.collector.audit import NAME as AUDIT
 from phasewise.collector.durable import put_in_place, sync_path
 from phasewise.collector.journal import Position
+from phasewise.collector.kept_rollups import FOLDER as EXPIRED
 from phasewise.collector.lake import KINDS, crc32c_of
 from phasewise.collector.recovery import FILE
 from phasewise.collector.segment import segment_numbers, segment_path
@@ -60,6 +61,7 @@ def take_snapshot(store: Store, data: Path) -> Snapshot:
         for kind in KINDS:  # the log first: the files it names are there before it is written
             _link(store.cold_directory / kind / "_delta_log", folder / "cold" / kind / "_delta_log", "*")
             _link(store.cold_directory / kind, folder / "cold" / kind, "date=*/hour=*/*")
+        _link(store.cold_directory / EXPIRED, folder / "cold" / EXPIRED, "*.parquet")
         _link(data / "spans", folder / "spans", "date=*/hour=*/*")
         note = data / "spans" / "archived.json"
         if note.exists():

@@ -20,6 +20,7 @@ from typing import Protocol
 import polars as pl
 import pyarrow.parquet as pq
 
+from phasewise.collector.balanced import pending, rename_hot
 from phasewise.collector.lake import HOUR_NS, KINDS, crc32c_of
 from phasewise.collector.reach import EVER
 from phasewise.collector.records import columns
@@ -176,6 +177,7 @@ def thaw(statements: Statements, directory: Path, hours: Collection[int], now_un
             "UPDATE main.sealed_hours SET state = 'thawed', thawed_unix_ns = ? WHERE hour = ?", [now_unix_ns, hour]
         )
     if sealed:
+        rename_hot(statements, pending(statements))
         make_views(statements, directory)
     return found.height > 0
 

@@ -33,10 +33,11 @@ def error_marks(transaction: Transaction, new: pl.DataFrame) -> list[Annotation]
     failing = new.filter(pl.col("xid") > 0)
     if failing.is_empty():
         return []
-    first = failing["unix_ns"].min()
-    assert isinstance(first, int)
+    first, last_time = failing["unix_ns"].min(), failing["unix_ns"].max()
+    assert isinstance(first, int) and isinstance(last_time, int)
+    transaction.look_back("gpu_samples", within=(first - _BEFORE_NS, last_time))
     told = transaction.query(
-        "SELECT device, unix_ns, xid, host FROM gpu_samples WHERE xid IS NOT NULL AND unix_ns >= ? "
+        "SELECT device, unix_ns, xid, host FROM whole.gpu_samples WHERE xid IS NOT NULL AND unix_ns >= ? "
         "AND device IN (SELECT device FROM failing) ORDER BY device, unix_ns",
         [first - _BEFORE_NS],
         failing=failing.select("device").unique(),

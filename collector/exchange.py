@@ -12,8 +12,10 @@ from types import MappingProxyType
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from phasewise.collector import records
+from phasewise.collector import records, rollup_table
+from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.store import Transaction
 from phasewise.collector.tables import SCHEMA_VERSION
 from phasewise.rules.errors import InputError
@@ -21,43 +23,54 @@ from phasewise.rules.errors import InputError
 PAGE_ROWS = 32_768
 TABLE_KEY = b"phasewise.table"  # metadata of a Parquet file: which table it holds
 VERSION_KEY = b"phasewise.schema_version"
-SPANS, PLACES = "spans", "places"
+SPANS, PLACES, ROLLUPS = "spans", "places", "rollups"
 
 Read = Callable[[str, Sequence[object]], pl.DataFrame]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """time: the column that orders it and that a window selects by, empty for few rows that belong to no time; until: where a row covers time up to this column; key: what
-    makes a row itself; traced: rows belong to traces of requests, and a filter of requests selects them."""
+    """time: the column that orders it and that a window selects by, empty for few rows that belong to no time; until: where a row covers
+    time up to this column; key: what makes a row itself; traced: rows belong to traces of requests, and a filter of requests selects
+    them. selected: the columns in SQL; width_ns: how long a time each row sums up, of all requests: a window takes those that lie in it whole, a
+    filter none; where: which rows it has."""
 
-    record: type
+    schema: pa.Schema
     time: str
     key: tuple[str, ...]
     until: str = ""
     traced: bool = False
-
-    @property
-    def schema(self) -> pa.Schema:
-        return records.arrow_schema(self.record)
+    selected: str = "*"
+    width_ns: int = 0
+    where: str = "TRUE"
 
 
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
-        "runs": Table(records.Run, "from_unix_ns", ("run",), until="to_unix_ns"),
+        "runs": Table(records.arrow_schema(records.Run), "from_unix_ns", ("run",), until="to_unix_ns"),
         "instances": Table(
-            records.Instance,
+            records.arrow_schema(records.Instance),
             "first_seen_unix_ns",
             ("instance", "kind", "first_seen_unix_ns", "joined_to"),
             until="last_seen_unix_ns",
         ),
-        PLACES: Table(records.Place, "", ("instance",)),
-        "annotations": Table(records.Annotation, "unix_ns", ("unix_ns", "kind", "text")),
-        "requests": Table(records.Request, "finished_unix_ns", ("request_key",), traced=True),
-        "turns": Table(records.Turn, "finished_unix_ns", ("turn_key",), traced=True),
-        "engine_steps": Table(records.EngineStep, "start_unix_ns", ("instance", "step", "start_unix_ns")),
-        "engine_samples": Table(records.EngineSample, "unix_ns", ("instance", "unix_ns")),
-        "gpu_samples": Table(records.GpuSample, "unix_ns", ("instance", "device", "unix_ns")),
+        PLACES: Table(records.arrow_schema(records.Place), "", ("instance",)),
+        "annotations": Table(records.arrow_schema(records.Annotation), "unix_ns", ("unix_ns", "kind", "text")),
+        "requests": Table(records.arrow_schema(records.Request), "finished_unix_ns", ("request_key",), traced=True),
+        "turns": Table(records.arrow_schema(records.Turn), "finished_unix_ns", ("turn_key",), traced=True),
+        "engine_steps": Table(
+            records.arrow_schema(records.EngineStep), "start_unix_ns", ("instance", "step", "start_unix_ns")
+        ),
+        "engine_samples": Table(records.arrow_schema(records.EngineSample), "unix_ns", ("instance", "unix_ns")),
+        ROLLUPS: Table(
+            rollup_table.SCHEMA,
+            "bucket_unix_ns",
+            rollup_table.KEY,
+            selected=rollup_table.SELECTED,
+            width_ns=HOUR_NS,
+            where=f"width_s = {rollup_table.HOURLY_S}",
+        ),
+        "gpu_samples": Table(records.arrow_schema(records.GpuSample), "unix_ns", ("instance", "device", "unix_ns")),
     }
 )
 
@@ -81,9 +94,11 @@ def page(read: Read, name: str, selection: Selection, cursor: str = "") -> tuple
     table = TABLES[name]
     if not table.time:
         return _places(read, table, selection, cursor)
+    if table.width_ns and selection.condition:
+        return table.schema.empty_table(), ""
     after, skip = _parsed(cursor, selection.from_unix_ns)
-    tests = [f"{table.time} < ?"]
-    values: list[object] = [selection.to_unix_ns]
+    tests = [table.where, f"{table.time} < ?"]
+    values: list[object] = [selection.to_unix_ns - table.width_ns + bool(table.width_ns)]
     if table.until:  # what began before the window and reaches into it belongs to it
         tests.append(f"{table.until} >= ?")
         values.append(selection.from_unix_ns)
@@ -99,14 +114,29 @@ def page(read: Read, name: str, selection: Selection, cursor: str = "") -> tuple
         tests.append(f"({chosen})")
         values += selection.parameters
     order = ", ".join(dict.fromkeys((table.time, *table.key)))
-    sql = f"SELECT * FROM {name} WHERE {' AND '.join(tests)} ORDER BY {order} LIMIT {PAGE_ROWS} OFFSET {skip}"
-    found = read(sql, values)
+    sql = f"SELECT {table.selected} FROM {name} WHERE {' AND '.join(tests)} ORDER BY {order}"
+    found = read(f"{sql} LIMIT {PAGE_ROWS} OFFSET {skip}", values)
+    if table.width_ns and found.height == PAGE_ROWS:
+        return _whole_times(read, table, found, sql, values)
     rows = found.select(table.schema.names).to_arrow().cast(table.schema)
     if found.height < PAGE_ROWS:
         return rows, ""
     last = int(found[table.time][-1])
     same = found.filter(pl.col(table.time) == last).height + (skip if last == after else 0)
     return rows, f"{last}:{same}"
+
+
+def _whole_times(
+    read: Read, table: Table, found: pl.DataFrame, sql: str, values: Sequence[object]
+) -> tuple[pa.Table, str]:
+    """A page without the rows of a time that are not all in it: whoever takes them back compares sums. One time alone is a page, however
+    many rows it has."""
+    first, last = int(found[table.time][0]), int(found[table.time][-1])
+    if first == last:
+        found = read(f"SELECT * FROM ({sql}) WHERE {table.time} = ?", [*values, first])
+        last += table.width_ns
+    rows = found.filter(pl.col(table.time) < last).select(table.schema.names).to_arrow().cast(table.schema)
+    return rows, f"{last}:0"
 
 
 _SEEN = """WHERE instance IN (
@@ -122,6 +152,15 @@ def _places(read: Read, table: Table, selection: Selection, cursor: str) -> tupl
     found = read(f"SELECT * FROM {PLACES} {seen} ORDER BY instance LIMIT {PAGE_ROWS} OFFSET {skip}", values)
     rows = found.select(table.schema.names).to_arrow().cast(table.schema)
     return rows, "" if found.height < PAGE_ROWS else f"0:{skip + found.height}"
+
+
+def insert_rollups(transaction: Transaction, rows: pa.Table, now_unix_ns: int) -> int:
+    """Hourly rollups that tell more than the requests here do, as they are; how many. Their hours are made from requests no more."""
+    taken = rollup_table.take_fuller(transaction, rows.cast(rollup_table.SCHEMA))
+    rollup_table.add_rollups(transaction, taken)
+    hours = pc.unique(pc.divide(taken["bucket_unix_ns"], HOUR_NS)).to_pylist()
+    rollup_table.mark_expired(transaction, hours, now_unix_ns)
+    return int(taken.num_rows)
 
 
 def insert(transaction: Transaction, name: str, rows: pa.Table) -> pl.DataFrame:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from phasewise.collector.archive import check_path
+from phasewise.collector.kept_rollups import read_kept
 from phasewise.collector.lake import KINDS, Lake, crc32c_of, label
 from phasewise.collector.recovery import FILE
 from phasewise.collector.segment import Gap, frames, segment_numbers, segment_path
@@ -49,6 +50,7 @@ def check(data: Path) -> dict[str, object]:
             faults.append(f"{error} (it is moved aside and made anew at the next start)")
     segments, torn = _journal(data / "journal", faults)
     faults += _cold(data / "cold", cold)
+    faults += read_kept(data / "cold").faults
     spans = _spans(data / "spans", faults)
     return {
         "ok": not faults,

@@ -8,7 +8,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -61,6 +61,7 @@ class JournalWriter:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             sync_path(directory.parent)
             self._lock_file = _exclusive_lock(directory)
+            self._turn_file = _turn_file(directory)
             volume = os.statvfs(directory)
             volume_bytes = volume.f_blocks * volume.f_frsize
             self.limit_bytes = (
@@ -89,20 +90,27 @@ class JournalWriter:
         payload = serialized(rows)
         head = header(CODES[kind], rows.num_rows, payload)
         size = len(head) + payload.size
-        self._rotate_if_due(size)
-        with self._state:
-            self._refuse_if_full(size)
-            try:
-                _write_all(self._descriptor, head, payload)
-            except OSError as error:
-                self._forget_partial_write()
-                raise _refusal(self._directory, error) from error
-            if getattr(self._own, "begin", None) is None:
-                self._own.begin = self._appended
-            self._offset += size
-            self._appended += size
-            self._usage_bytes += size
-            return Position(self._segment, self._offset)
+        while True:
+            self._rotate_if_due(size)
+            with self._state, _turn(self._turn_file, fcntl.LOCK_SH):
+                if not self._is_replaced():
+                    return self._append(head, payload)
+
+    def _append(self, head: bytes, payload: pa.Buffer) -> Position:
+        """One entry at the end of the segment, with `_state` held."""
+        size = len(head) + payload.size
+        self._refuse_if_full(size)
+        try:
+            _write_all(self._descriptor, head, payload)
+        except OSError as error:
+            self._forget_partial_write()
+            raise _refusal(self._directory, error) from error
+        if getattr(self._own, "begin", None) is None:
+            self._own.begin = self._appended
+        self._offset += size
+        self._appended += size
+        self._usage_bytes += size
+        return Position(self._segment, self._offset)
 
     def sync(self) -> None:
         """Return when all that this thread appended is durable. Raises JournalFailed where that is not certain."""
@@ -145,6 +153,7 @@ class JournalWriter:
             self.sync()
         finally:
             os.close(self._descriptor)
+            os.close(self._turn_file)
             os.close(self._lock_file)
 
     def __enter__(self) -> Self:
@@ -156,19 +165,28 @@ class JournalWriter:
     def _begin_segment(self) -> None:
         self._descriptor = _new_segment(self._directory, self._segment + 1)
         self._segment += 1
+        self._inode = os.fstat(self._descriptor).st_ino
         self._offset = 0
         self._segment_born = self._monotonic()
 
     def _rotate_if_due(self, more_bytes: int) -> None:
         old = self._monotonic() - self._segment_born > self._segment_age_s
-        if not self._offset or not (old or self._offset + more_bytes > self._segment_bytes):
+        replaced = self._is_replaced()
+        if not replaced and (not self._offset or not (old or self._offset + more_bytes > self._segment_bytes)):
             return
         with self._flush:
             if self._synced < self._appended:
                 self._sync_segment()
             with self._state:
-                if self._offset:
+                if self._offset or self._is_replaced():
                     self._replace_segment()
+
+    def _is_replaced(self) -> bool:
+        """Whether a purge has put a copy in the segment's place: what is appended here would be in no file."""
+        try:
+            return segment_path(self._directory, self._segment).stat().st_ino != self._inode
+        except FileNotFoundError:
+            return False  # somebody removed it by hand: nothing here can help that
 
     def _replace_segment(self) -> None:
         previous = self._descriptor
@@ -293,6 +311,31 @@ def _exclusive_lock(directory: Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
+
+
+@contextlib.contextmanager
+def appending_stopped(directory: Path) -> Iterator[None]:
+    """Nobody appends to the journal inside, whichever process writes it: for as long as a segment takes to be copied."""
+    descriptor = _turn_file(directory)
+    try:
+        with _turn(descriptor, fcntl.LOCK_EX):
+            yield
+    finally:
+        os.close(descriptor)
+
+
+def _turn_file(directory: Path) -> int:
+    return os.open(directory / "turn", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+
+
+@contextlib.contextmanager
+def _turn(descriptor: int, kind: int) -> Iterator[None]:
+    """Hold the lock that appending shares and replacing a segment takes alone. The end of a process lets it go."""
+    fcntl.flock(descriptor, kind)
+    try:
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _refusal(directory: Path, error: OSError) -> JournalFull | JournalFailed:

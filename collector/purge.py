@@ -1,41 +1,37 @@
 """Deleting for good: rows, raw spans and journal entries of some requests, until no byte of them is left in the data folder.
 
-Whole traces go: with a request every other request, turn and span of its trace. Sealed hours that hold such rows become hot again
-and are sealed anew without them; the store's file is written anew, because deleted rows stay in its free blocks.
+Whole traces go: with a request every other request, turn and span of its trace. What is to go is noted in the store first; then hour
+by hour its rows go from the hot tables and, in files written anew, from the cold tier; then spans, journal and copies; and last the
+store's file is written anew, because deleted rows stay in its free blocks. Broken off anywhere, `go_on` goes on from there.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from phasewise.collector import rollups
-from phasewise.collector.archive import check_path, put_file
 from phasewise.collector.audit import audit
 from phasewise.collector.backup import drop_snapshots
-from phasewise.collector.cold import make_views, thaw
-from phasewise.collector.durable import put_in_place
 from phasewise.collector.import_marks import forget_marks
-from phasewise.collector.journal_writer import serialized
+from phasewise.collector.kept_rollups import KeptRollups
 from phasewise.collector.keys import trace_hashes
-from phasewise.collector.lake import HOUR_NS, KINDS, Lake
+from phasewise.collector.lake import HOUR_NS, KINDS, Lake, label
 from phasewise.collector.migration import drop_copies
-from phasewise.collector.segment import KINDS as ENTRY_KINDS
-from phasewise.collector.segment import Frame, frames, reframed, segment_numbers, segment_path
+from phasewise.collector.purge_files import purge_copies, purge_journal, purge_spans
+from phasewise.collector.rewriting import rewrite
 from phasewise.collector.store import Store, Transaction
+from phasewise.rules.errors import MachineError
 
-_ROW_GROUP = 4096
 _UNFINISHED = "purge"  # among the positions: what is left to do
+ROLLED = frozenset({"model", "instance"})  # columns of text that rollups have
+_OF_INSTANCES = ("engine_steps", "engine_samples", "gpu_samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class Chosen:
     """What to delete. sql, parameters: a condition over `requests`; before_unix_ns: and only what finished earlier.
 
     columns: those of text that the condition speaks of: values that only deleted rows had go from everything else as well, and
-    with an instance its samples and steps. everything: no condition but the time, so that these of that time go too.
+    with an instance its samples and steps. is_rolled: it speaks of ROLLED alone, whatever the time. everything: no condition but the time, so that these of that time go too.
     """
 
     sql: str
@@ -51,6 +47,7 @@ class Chosen:
     before_unix_ns: int | None = None
     columns: tuple[str, ...] = ()
     everything: bool = False
+    is_rolled: bool = False
 
 
 @dataclass(slots=True)
@@ -66,232 +63,300 @@ class Purged:
 
 def purge(store: Store, data: Path, chosen: Chosen, now_unix_ns: int) -> Purged:
     """Delete; the writer must be paused, and read its memory anew after. Raises MachineError where the disk refuses."""
-    done = Purged()
-    unfinished = unfinished_of(store)
-    condition, parameters = chosen.sql, list(chosen.parameters)
-    if chosen.before_unix_ns is not None:
-        condition, parameters = f"({condition}) AND finished_unix_ns < ?", [*parameters, chosen.before_unix_ns]
-    with store.write() as transaction:
-        gone = _rows(transaction, condition, parameters)
-        hours = set((gone["finished_unix_ns"] // HOUR_NS).to_list()) | _turn_hours(transaction, gone)
-        alone = {name: _alone(transaction, name, gone) for name in chosen.columns}
-        if chosen.everything or alone.get("instance"):
-            hours |= _hours_before(transaction, chosen.before_unix_ns)
-        thaw(transaction, store.cold_directory, hours, now_unix_ns)
-        _delete(transaction, gone, chosen)
-        for name, values in alone.items():
-            _forget(transaction, name, values)
-        make_views(transaction, store.cold_directory)
-        rollups.rebuild_of(transaction, gone)
-        done.requests, done.hours = gone.height, len(hours)
-        traces = sorted(set(gone["trace_id"].drop_nulls().to_list()))
-        if traces:  # else the same file, or the same spans, would count as stored already
-            known = trace_hashes(pl.Series("trace_id", traces, dtype=pl.String)).alias("trace").to_frame()
-            transaction.run("DELETE FROM main.span_ledger WHERE trace IN (SELECT trace FROM known)", known=known)
-            forget_marks(transaction)
-        # With the rows goes the note of what is left to do: a purge that was broken off is finished by the next one.
-        left = _Left(traces, sorted(hours), chosen.before_unix_ns if chosen.everything else None)
-        _note(transaction, [*unfinished, left])
-        is_nothing = not (unfinished or traces or hours or left.before_unix_ns or any(alone.values()))
-    if is_nothing:
-        with store.write() as transaction:
-            _note(transaction, [])
-        _audit(data, chosen, done, now_unix_ns)
-        return done
-    for one in [*unfinished, left]:
-        _finish(store, data, one, done)
-    with store.write() as transaction:
-        _note(transaction, [_Left([], [], None)])  # names nobody, but the file still holds what was deleted in it
-    store.rewrite()
-    drop_copies(store.path)
-    with store.write() as transaction:
-        _note(transaction, [])
+    with store.tending:
+        done = go_on(store, data, now_unix_ns)
+        before = _plan(store, chosen)
+        told = go_on(store, data, now_unix_ns) if before.is_something else Purged()
+        done.requests += before.requests
+        for name in ("spans", "hours", "journal_rows"):
+            setattr(done, name, getattr(done, name) + getattr(told, name))
+        done.folders = sorted({*done.folders, *told.folders})
     _audit(data, chosen, done, now_unix_ns)
+    return done
+
+
+def is_unfinished(store: Store) -> bool:
+    """Whether a purge was broken off."""
+    return not store.query("SELECT 1 FROM positions WHERE name = ?", [_UNFINISHED]).is_empty()
+
+
+def go_on(store: Store, data: Path, now_unix_ns: int) -> Purged:
+    """Do what a purge has left to do, that was broken off; the writer must be paused. Raises MachineError where the disk refuses."""
+    done = Purged()
+    left = _noted(store)
+    if left is None:
+        return done
+    lake = Lake(store.cold_directory)
+    with store.tending:
+        for hour in left.waiting:
+            _purge_hour(store, lake, hour, left)
+            left = left.without(hour)
+            done.hours += 1
+        with store.write() as transaction:
+            _forget_all(transaction, left)
+        KeptRollups(store).write_anew()
+        for kind in KINDS:
+            shown = _shown(store, kind)
+            lake.remove_hours(kind, set(left.hours) - shown.keys())  # hours that came back stand there still
+            lake.vacuum(kind, 0, keep=set().union(*shown.values()))
+
+        def going(traces: pa.Array) -> pa.Array:
+            with store.write() as transaction:
+                found = transaction.query(
+                    "SELECT DISTINCT trace_id FROM main.purging SEMI JOIN own USING (trace_id)",
+                    own=pa.table({"trace_id": traces}),
+                )
+            return pa.array(found["trace_id"].to_list(), pa.string())
+
+        done.spans = purge_spans(data, going, left.before_unix_ns)
+        done.journal_rows = purge_journal(data / "journal", going, left.before_unix_ns)
+        done.folders = purge_copies(data)
+        drop_snapshots(store, now_unix_s=2**40)
+        with store.write() as transaction:
+            transaction.execute("DELETE FROM main.purging")
+            _note(transaction, _Left())  # names nobody, but the file still holds what was deleted in it
+        store.rewrite()
+        drop_copies(store.path)
+        with store.write() as transaction:
+            _note(transaction, None)
     return done
 
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What a purge still has to take out of files, once its rows are deleted."""
+    """What is left to do, beside the rows in the table `purging`.
 
-    traces: list[str]
-    hours: list[int]
-    before_unix_ns: int | None
+    waiting: hours with rows to delete; hours: these and those that are done; alone: values by column that only deleted requests had;
+    before_unix_ns: everything before goes.
+    """
 
+    waiting: Sequence[int] = ()
+    hours: Sequence[int] = ()
+    alone: dict[str, list[str]] = field(default_factory=dict)
+    before_unix_ns: int | None = None
 
-def _note(transaction: Transaction, left: Sequence[_Left]) -> None:
-    transaction.execute("DELETE FROM main.positions WHERE name = ?", [_UNFINISHED])
-    if left:
-        text = json.dumps([asdict(one) for one in left])
-        transaction.execute("INSERT INTO main.positions VALUES (?, ?)", [_UNFINISHED, text])
+    @property
+    def instances(self) -> list[str]:
+        return self.alone.get("instance", [])
 
-
-def unfinished_of(store: Store) -> list[_Left]:
-    """What a purge that was broken off has left in files; the next purge takes it out."""
-    found = store.query("SELECT position FROM positions WHERE name = ?", [_UNFINISHED])
-    return [_Left(**told) for told in json.loads(found["position"].item())] if found.height else []
-
-
-def _finish(store: Store, data: Path, left: _Left, done: Purged) -> None:
-    """Take it out of cold tables, span files, journal and copies; may be done again."""
-    lake = Lake(store.cold_directory)
-    sealed = store.query("SELECT DISTINCT hour FROM main.cold_files")[
-        "hour"
-    ].to_list()  # anew since, without these rows
-    for kind in KINDS:
-        lake.remove_hours(kind, set(left.hours) - set(sealed))
-        lake.vacuum(kind, 0, keep=_kept(store))
-    for stray in [*(data / "journal").glob("*.purged"), *(data / "spans").glob("date=*/hour=*/.*.purged")]:
-        stray.unlink()
-    traces, before = pa.array(left.traces, pa.string()), left.before_unix_ns
-    done.spans += sum(
-        _purge_file(path, traces, before) for path in sorted((data / "spans").glob("date=*/hour=*/*.parquet"))
-    )
-    numbers = segment_numbers(data / "journal")
-    for number in numbers:
-        path = segment_path(data / "journal", number)
-        done.journal_rows += _purge_segment(path, traces, before, being_written=number == numbers[-1])
-    for folder in (data / "quarantine", data / "temporary"):
-        if folder.exists():
-            shutil.rmtree(folder)
-            done.folders.append(folder.name)
-    drop_snapshots(store, now_unix_s=2**40)
+    def without(self, hour: int) -> _Left:
+        return replace(self, waiting=[one for one in self.waiting if one != hour])
 
 
-def _rows(transaction: Transaction, condition: str, parameters: Sequence[object]) -> pl.DataFrame:
-    """Key, trace and end of every request of the traces that a matching request belongs to."""
-    transaction.look_back("requests")
-    return transaction.query(
-        "WITH matching AS (SELECT request_key, trace_id FROM whole.requests WHERE " + condition + ") "
-        "SELECT request_key, trace_id, finished_unix_ns FROM whole.requests "
-        "WHERE request_key IN (SELECT request_key FROM matching) OR trace_id IN (SELECT trace_id FROM matching)",
-        parameters,
-    )
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    requests: int
+    is_something: bool
 
 
-def _alone(transaction: Transaction, column: str, gone: pl.DataFrame) -> list[str]:
-    """Values of a column that only rows to be deleted have."""
+def _plan(store: Store, chosen: Chosen) -> _Planned:
+    """Note what is to go: keys and traces of requests in a table, which may be larger than memory, the rest beside it."""
+    condition, parameters = chosen.sql, list(chosen.parameters)
+    if chosen.before_unix_ns is not None:
+        condition, parameters = f"({condition}) AND finished_unix_ns < ?", [*parameters, chosen.before_unix_ns]
+    columns = f"request_key, trace_id, finished_unix_ns // {HOUR_NS} AS hour"
+    with store.write() as transaction:
+        transaction.look_back(*KINDS)
+        transaction.execute(
+            f"INSERT INTO main.purging BY NAME SELECT {columns} FROM whole.requests WHERE {condition}", parameters
+        )
+        transaction.execute(
+            f"INSERT INTO main.purging BY NAME SELECT {columns} FROM whole.requests r "
+            "SEMI JOIN (SELECT DISTINCT trace_id FROM main.purging WHERE trace_id IS NOT NULL) t USING (trace_id) "
+            "ANTI JOIN main.purging p USING (request_key)"
+        )
+        alone = {name: _alone(transaction, name) for name in chosen.columns}
+        if chosen.is_rolled:  # hours that expired have no rows, and speak of it all the same
+            for name in chosen.columns:
+                alone[name] = sorted({*alone[name], *_rolled_alone(transaction, name, chosen)})
+        before = chosen.before_unix_ns if chosen.everything else None
+        hours = _hours(transaction, alone.get("instance", []), before)
+        requests = int(transaction.query("SELECT count(*) AS n FROM main.purging")["n"].item())
+        is_something = bool(requests or hours or before or any(alone.values()))
+        if is_something:
+            _note(transaction, _Left(hours, hours, alone, before))
+    return _Planned(requests, is_something)
+
+
+def _alone(transaction: Transaction, column: str) -> list[str]:
+    """Values of a column that only requests to be deleted have."""
     found = transaction.query(
-        f'SELECT DISTINCT "{column}" AS value FROM whole.requests r SEMI JOIN gone g USING (request_key) '
-        f'WHERE value IS NOT NULL EXCEPT SELECT DISTINCT "{column}" FROM whole.requests r ANTI JOIN gone g USING (request_key)',
-        gone=gone,
+        f'SELECT DISTINCT "{column}" AS value FROM whole.requests r SEMI JOIN main.purging p USING (request_key) '
+        f'WHERE value IS NOT NULL EXCEPT SELECT DISTINCT "{column}" FROM whole.requests r '
+        "ANTI JOIN main.purging p USING (request_key)"
+    )
+    return sorted(str(value) for value in found["value"])
+
+
+def _rolled_alone(transaction: Transaction, column: str, chosen: Chosen) -> list[str]:
+    """Values of a column that rollups have and no request that stays."""
+    found = transaction.query(
+        f'SELECT DISTINCT "{column}" AS value FROM main.rollups WHERE value IS NOT NULL AND ({chosen.sql}) '
+        f'EXCEPT SELECT DISTINCT "{column}" FROM whole.requests r ANTI JOIN main.purging p USING (request_key)',
+        list(chosen.parameters),
     )
     return [str(value) for value in found["value"]]
 
 
-def _turn_hours(transaction: Transaction, gone: pl.DataFrame) -> set[int]:
-    transaction.look_back("turns")
-    found = transaction.query(
-        f"SELECT DISTINCT finished_unix_ns // {HOUR_NS} AS hour FROM whole.turns t SEMI JOIN gone g USING (trace_id)",
-        gone=gone.select("trace_id"),
-    )
-    return set(found["hour"].to_list())
-
-
-def _hours_before(transaction: Transaction, before_unix_ns: int | None) -> set[int]:
-    limit = 2**62 if before_unix_ns is None else before_unix_ns
-    found = transaction.query(
-        "SELECT hour FROM main.sealed_hours WHERE state = 'sealed' AND hour <= ?", [limit // HOUR_NS]
-    )
-    return set(found["hour"].to_list())
-
-
-def _delete(transaction: Transaction, gone: pl.DataFrame, chosen: Chosen) -> None:
-    for table in ("requests", "supplements"):
-        transaction.run(
-            f"DELETE FROM main.{table} WHERE request_key IN (SELECT request_key FROM gone) "
-            "OR trace_id IN (SELECT trace_id FROM gone)",
-            gone=gone,
-        )
-    transaction.run("DELETE FROM main.turns WHERE trace_id IN (SELECT trace_id FROM gone)", gone=gone)
-    if chosen.everything and chosen.before_unix_ns is not None:
-        for table, column in {**KINDS, "annotations": "unix_ns"}.items():
-            transaction.execute(f'DELETE FROM main."{table}" WHERE "{column}" < ?', [chosen.before_unix_ns])
-        transaction.execute(
-            "DELETE FROM main.rollups WHERE bucket_unix_ns + width_s * 1000000000 <= ?", [chosen.before_unix_ns]
-        )
-
-
-def _forget(transaction: Transaction, column: str, values: Sequence[str]) -> None:
-    """What else may hold a value that no request has any more."""
-    for value in values:
-        transaction.execute(
-            "DELETE FROM main.findings WHERE contains(verdict, ?) OR contains(coalesce(inputs, ''), ?)", [value, value]
-        )
-        transaction.execute("DELETE FROM main.annotations WHERE contains(text, ?)", [value])
-        if column in ("model", "instance"):
-            transaction.execute(f"DELETE FROM main.rollups WHERE {column} = ?", [value])
-        if column in ("model", "service", "engine_version"):
-            transaction.execute(f"UPDATE main.instances SET {column} = NULL WHERE {column} = ?", [value])
-        if column == "instance":
-            for table in ("engine_steps", "engine_samples", "gpu_samples", "places", "instances"):
-                transaction.execute(f"DELETE FROM main.{table} WHERE instance = ?", [value])
-
-
-def _kept(store: Store) -> set[str]:
-    return set(store.query("SELECT path FROM main.cold_files")["path"].to_list())
-
-
-def _left(rows: pa.Table, traces: pa.Array, before_unix_ns: int | None) -> pa.Table:
-    """Rows of spans that stay."""
-    going = pc.is_in(rows["trace_id"], traces)
+def _hours(transaction: Transaction, instances: list[str], before_unix_ns: int | None) -> list[int]:
+    """Hours with rows to delete, hot and sealed ones."""
+    parts = [
+        "SELECT hour FROM main.purging",
+        f"SELECT finished_unix_ns // {HOUR_NS} FROM whole.turns t SEMI JOIN main.purging p USING (trace_id)",
+    ]
+    parameters: list[object] = []
+    if instances:
+        for kind in _OF_INSTANCES:
+            parts.append(f'SELECT "{KINDS[kind]}" // {HOUR_NS} FROM whole."{kind}" WHERE list_contains(?, instance)')
+            parameters.append(instances)
     if before_unix_ns is not None:
-        going = pc.or_(going, pc.less(rows["end_unix_ns"], before_unix_ns))
-    return rows.filter(pc.invert(going))
+        for kind, column in KINDS.items():
+            parts.append(f'SELECT "{column}" // {HOUR_NS} FROM whole."{kind}" WHERE "{column}" < ?')
+            parameters.append(before_unix_ns)
+    union = " UNION ".join(parts)
+    return sorted(
+        transaction.query(f"SELECT DISTINCT hour FROM ({union}) AS found(hour)", parameters)["hour"].to_list()
+    )
 
 
-def _purge_file(path: Path, traces: pa.Array, before_unix_ns: int | None) -> int:
-    rows = pq.read_table(path, partitioning=None)
-    left = _left(rows, traces, before_unix_ns)
-    if left.num_rows == rows.num_rows:
-        return 0
-    if left.num_rows:
-        temporary = path.with_name(f".{path.name}.purged")
-        pq.write_table(left, temporary, compression="zstd", row_group_size=_ROW_GROUP)
-        put_file(temporary, path)
-    else:
-        path.unlink()
-        check_path(path).unlink(missing_ok=True)
-    return int(rows.num_rows - left.num_rows)
+def _goes(kind: str, left: _Left) -> tuple[str, list[object]]:
+    """Which rows of a kind are to be deleted; "" where none is. Never unknown, so that its opposite says what stays."""
+    parts: list[str] = []
+    parameters: list[object] = []
+    if kind == "requests":
+        parts.append("request_key IN (SELECT request_key FROM main.purging)")
+    if kind in ("requests", "turns"):
+        parts.append("trace_id IN (SELECT trace_id FROM main.purging WHERE trace_id IS NOT NULL)")
+    elif left.instances:
+        parts.append("list_contains(?, instance)")
+        parameters.append(left.instances)
+    if left.before_unix_ns is not None:
+        parts.append(f'"{KINDS[kind]}" < ?')
+        parameters.append(left.before_unix_ns)
+    return " OR ".join(f"coalesce({part}, FALSE)" for part in parts), parameters
 
 
-def _purge_segment(path: Path, traces: pa.Array, before_unix_ns: int | None, being_written: bool) -> int:
-    """Entries keep their places, so that positions hold: what is left of one is written over it, the rest is zeros. In a copy,
-    but for the segment that the receiver has open."""
-    place = path if being_written else path.with_suffix(".purged")
-    if not being_written:
-        shutil.copyfile(path, place)
-    gone = _purge_entries(place, traces, before_unix_ns)
-    if not being_written:
-        put_in_place(place, path)
-    return gone
+def _purge_hour(store: Store, lake: Lake, hour: int, left: _Left) -> None:
+    """Take the rows of one hour out, sealed ones and hot ones, and make its rollups anew."""
+    written = []
+    for kind in KINDS:
+        condition, parameters = _goes(kind, left)
+        if condition and (one := rewrite(store, lake, kind, hour, "*", f"NOT ({condition})", parameters)):
+            written.append(one)
+    with store.write() as transaction:
+        for one in written:
+            if not one.show(transaction):
+                raise MachineError(f"{store.path}: hour {label(hour)} changed while it was purged (try again)")
+        _delete_hot(transaction, hour, left)
+        _note_sealed(transaction, hour)
+        minutes = range(hour * HOUR_NS, (hour + 1) * HOUR_NS, rollups.MINUTE_NS)
+        rollups.rebuild(transaction, minutes, [hour * HOUR_NS], cold=True)
+        _note(transaction, left.without(hour))
+    for one in written:
+        for path in one.before:
+            (store.cold_directory / path).unlink(missing_ok=True)
 
 
-def _purge_entries(path: Path, traces: pa.Array, before_unix_ns: int | None) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    gone = 0
-    try:
-        for piece in list(frames(descriptor, 0)):
-            if not isinstance(piece, Frame):
-                continue
-            rows = pa.ipc.open_stream(piece.payload).read_all()
-            if ENTRY_KINDS.get(piece.kind) == "spans":
-                left = _left(rows, traces, before_unix_ns)
-            elif before_unix_ns is not None:
-                left = rows.filter(pc.greater_equal(rows["unix_ns"], before_unix_ns))
-            else:
-                continue
-            if left.num_rows == rows.num_rows:
-                continue
-            payload = serialized(left).to_pybytes()
-            if len(payload) > len(piece.payload):  # compression fell worse by the loss of rows: then all of it goes
-                payload = serialized(left.slice(0, 0)).to_pybytes()
-            os.pwrite(descriptor, reframed(piece, left.num_rows, payload), piece.start)
-            gone += rows.num_rows - left.num_rows
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return gone
+def _delete_hot(transaction: Transaction, hour: int, left: _Left) -> None:
+    for kind, column in KINDS.items():
+        condition, parameters = _goes(kind, left)
+        if condition:
+            transaction.execute(
+                f'DELETE FROM main."{kind}" WHERE "{column}" >= ? AND "{column}" < ? AND ({condition})',
+                [hour * HOUR_NS, (hour + 1) * HOUR_NS, *parameters],
+            )
+    traces = transaction.query(
+        "SELECT DISTINCT trace_id FROM main.purging WHERE hour = ? AND trace_id IS NOT NULL", [hour]
+    )["trace_id"]
+    if len(traces):  # else the same spans would count as stored already
+        known = trace_hashes(traces).alias("trace").to_frame()
+        transaction.run("DELETE FROM main.span_ledger WHERE trace IN (SELECT trace FROM known)", known=known)
+
+
+def _note_sealed(transaction: Transaction, hour: int) -> None:
+    """What is left of a sealed hour; where nothing is it is sealed no more."""
+    rows = transaction.query(
+        'SELECT count(*) AS files, coalesce(sum("rows"), 0)::BIGINT AS n FROM main.cold_files WHERE hour = ?', [hour]
+    ).row(0)
+    if rows[0]:
+        transaction.execute("UPDATE main.sealed_hours SET rows = ? WHERE hour = ?", [rows[1], hour])
+        return
+    transaction.execute(
+        "DELETE FROM main.sealed_hours WHERE hour = ? AND state = 'sealed' AND expired_unix_ns IS NULL", [hour]
+    )
+    transaction.execute(
+        "UPDATE main.sealed_hours SET rows = 0, state = 'expired' WHERE hour = ? AND state = 'sealed'", [hour]
+    )
+
+
+def _forget_all(transaction: Transaction, left: _Left) -> None:
+    """What else the store knows of requests that are gone."""
+    transaction.execute(
+        "DELETE FROM main.supplements WHERE request_key IN (SELECT request_key FROM main.purging) "
+        "OR trace_id IN (SELECT trace_id FROM main.purging WHERE trace_id IS NOT NULL)"
+    )
+    for name, values in left.alone.items():
+        for value in values:
+            _forget(transaction, name, value)
+    if left.before_unix_ns is not None:
+        transaction.execute("DELETE FROM main.annotations WHERE unix_ns < ?", [left.before_unix_ns])
+        transaction.execute(
+            "DELETE FROM main.rollups WHERE bucket_unix_ns + width_s * 1000000000 <= ?", [left.before_unix_ns]
+        )
+    if transaction.query("SELECT 1 FROM main.purging LIMIT 1").height:
+        forget_marks(transaction)  # else the same file would count as stored already
+
+
+def _forget(transaction: Transaction, column: str, value: str) -> None:
+    """What else may hold a value that no request has any more."""
+    transaction.execute(
+        "DELETE FROM main.findings WHERE contains(verdict, ?) OR contains(coalesce(inputs, ''), ?)", [value, value]
+    )
+    transaction.execute("DELETE FROM main.annotations WHERE contains(text, ?)", [value])
+    if column in ROLLED:
+        transaction.execute(f"DELETE FROM main.rollups WHERE {column} = ?", [value])
+    if column in ("model", "service", "engine_version"):
+        transaction.execute(f"UPDATE main.instances SET {column} = NULL WHERE {column} = ?", [value])
+    if column == "instance":
+        for table in ("places", "instances"):
+            transaction.execute(f"DELETE FROM main.{table} WHERE instance = ?", [value])
+
+
+def _shown(store: Store, kind: str) -> dict[int, set[str]]:
+    """Paths of the files that readers see, by hour."""
+    found = store.query("SELECT hour, path FROM main.cold_files WHERE kind = ?", [kind])
+    shown: dict[int, set[str]] = {}
+    for hour, path in found.iter_rows():
+        shown.setdefault(hour, set()).add(path)
+    return shown
+
+
+def _note(transaction: Transaction, left: _Left | None) -> None:
+    transaction.execute("DELETE FROM main.positions WHERE name = ?", [_UNFINISHED])
+    if left is not None:
+        transaction.execute("INSERT INTO main.positions VALUES (?, ?)", [_UNFINISHED, json.dumps(asdict(left))])
+
+
+def _noted(store: Store) -> _Left | None:
+    found = store.query("SELECT position FROM positions WHERE name = ?", [_UNFINISHED])["position"]
+    if not len(found):
+        return None
+    told = json.loads(found[0])
+    if isinstance(told, list):  # of a release that noted traces here, whose rows it had deleted
+        traces = pl.DataFrame(
+            {"trace_id": [trace for one in told for trace in one["traces"]]}, schema={"trace_id": pl.String}
+        )
+        hours = [hour for one in told for hour in one["hours"]]
+        before = [one["before_unix_ns"] for one in told if one["before_unix_ns"] is not None]
+        left = _Left((), hours, {}, max(before, default=None))
+        with store.write() as transaction:
+            transaction.run(
+                "INSERT INTO main.purging BY NAME SELECT trace_id AS request_key, trace_id, 0 AS hour FROM traces",
+                traces=traces,
+            )
+            _note(transaction, left)
+        return left
+    return _Left(**told)
 
 
 def _audit(data: Path, chosen: Chosen, done: Purged, now_unix_ns: int) -> None:

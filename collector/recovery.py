@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from phasewise.collector import rollups
 from phasewise.collector.backfill.coverage import COVERAGE
 from phasewise.collector.cold import enter_files, make_views, placed_file
+from phasewise.collector.kept_rollups import enter_kept, read_kept
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
 from phasewise.collector.sidecar import WITNESS, Committed, Sidecar, lost
 from phasewise.collector.store import Store
@@ -58,11 +60,12 @@ def open_store(data: Path, clock: Callable[[], int], on_corruption: str = "quara
     _move(path, aside)
     _move(data / COVERAGE, aside)  # what was brought in from elsewhere is to be brought in again
     fresh = Store(path)
-    hours, rows = adopt(fresh, clock())
-    return fresh, (
-        f"the store was damaged and lies in {aside}; a new one holds {hours} sealed hours ({rows} rows) of the cold tier, "
-        "its marks and stored findings are gone, and so are the hourly rollups of hours whose rows had expired"
+    found = adopt(fresh, clock())
+    told = (
+        f"the store was damaged and lies in {aside}; a new one holds {found.hours} sealed hours ({found.rows} rows) of the cold tier "
+        f"and the hourly rollups of {found.expired} expired ones, its marks and stored findings are gone"
     )
+    return fresh, "; ".join([told, *found.faults])
 
 
 def _require_whole(store: Store, data: Path) -> None:
@@ -74,9 +77,20 @@ def _require_whole(store: Store, data: Path) -> None:
         raise DamagedStore(f"{store.path}: {missing} ({_REMEDY})")
 
 
-def adopt(store: Store, now_unix_ns: int) -> tuple[int, int]:
-    """Enter what the cold tables hold into a new store, and make its rollups; the number of hours and rows."""
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What a new store was given: sealed hours and their rows, hours whose rows had expired; faults: what could not be read."""
+
+    hours: int
+    rows: int
+    expired: int
+    faults: list[str]
+
+
+def adopt(store: Store, now_unix_ns: int) -> Adopted:
+    """Enter what the cold tables hold into a new store, with what is kept of expired hours, and make its rollups."""
     lake = Lake(store.cold_directory)
+    kept = read_kept(store.cold_directory)
     placed = []
     generations: dict[int, int] = {}
     for kind in KINDS:
@@ -98,11 +112,13 @@ def adopt(store: Store, now_unix_ns: int) -> tuple[int, int]:
                 "? AS sealed_unix_ns, ? AS rows",
                 [hour, generation, now_unix_ns, rows[hour]],
             )
+        enter_kept(transaction, kept)
         make_views(transaction, store.cold_directory)
     with store.write() as transaction:
         minutes = {hour * HOUR_NS + minute * rollups.MINUTE_NS for hour in generations for minute in range(60)}
         rollups.rebuild(transaction, minutes, {hour * HOUR_NS for hour in generations}, cold=True)
-    return len(generations), sum(rows.values())
+    expired = len(kept.hours.keys() - generations.keys())
+    return Adopted(len(generations), sum(rows.values()), expired, kept.faults)
 
 
 def _opened(path: Path) -> Store:

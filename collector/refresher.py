@@ -6,6 +6,7 @@ as it took, over all instances together. So a busy store gets fresher answers le
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ FINAL_NS = 5 * 10**9  # least time between two runs that make rows final
 RATIO = 3.0
 TURN_S = 0.5  # no further instance is begun in a pass after that: rows that come meanwhile wait to be stored
 _NONE = (2**62, -(2**62))
+LATE = "late"  # among the positions: touched time of final rows, by instance
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class _Work:
     touched: tuple[int, int] = _NONE
     oldest_provisional_unix_ns: int = 2**62
     served_ns: int = 0
+    final_unix_ns: int = 2**62  # rows that ended by then may be final; unknown after a start
     refreshed_ns: int = 0
     finished_ns: int = 0  # when rows were made final last
 
@@ -71,6 +74,9 @@ class Refresher:
         self._work: dict[str, _Work] = {}
         self._counted: set[str] = set()  # keys of rows whose revision was counted when they were written
         self._rest_until_ns = 0
+        # Touched time of rows that are final: nothing else would say that they wait.
+        self._late: dict[str, tuple[int, int]] = {}
+        self._late_stored = ""
         self.last_error = ""
 
     @property
@@ -92,6 +98,19 @@ class Refresher:
         for instance, arrival, low, high in raw.iter_rows():
             self._of(instance).raw = (low, high)
             self.touch(instance, arrival, high)
+        late = store.query("SELECT position FROM positions WHERE name = ?", [LATE])["position"]
+        self._late_stored = str(late[0]) if len(late) else ""
+        for instance, (low, high) in json.loads(self._late_stored or "{}").items():
+            self.touch(instance, low, high)
+
+    def store(self, transaction: Transaction) -> None:
+        """What final rows are to be attributed anew, where that changed: it must outlive a crash."""
+        told = json.dumps(self._late, sort_keys=True) if self._late else ""
+        if told != self._late_stored:
+            transaction.execute("DELETE FROM positions WHERE name = ?", [LATE])
+            if told:
+                transaction.execute("INSERT INTO positions VALUES (?, ?)", [LATE, told])
+            self._late_stored = told
 
     def take(self, transaction: Transaction, rows: pl.DataFrame, stored: Sequence[str], now_ns: int) -> None:
         """Write whole rows, new ones and changed ones (keys `stored`); they and their neighbours are to be attributed."""
@@ -116,6 +135,8 @@ class Refresher:
         """Rows of an instance that overlap this time have to be attributed anew."""
         work = self._of(instance)
         work.touched = _around(work.touched, low_unix_ns, high_unix_ns)
+        if low_unix_ns <= work.final_unix_ns:
+            self._late[instance] = work.touched
 
     def rests(self, now_ns: int) -> bool:
         """Whether `refresh` would do nothing now."""
@@ -163,8 +184,10 @@ class Refresher:
         work.raw, work.served_ns = _NONE, now_ns
         if turn.soon:  # else nobody has looked into the touched time yet
             work.touched, work.refreshed_ns = _NONE, now_ns
+            self._late.pop(instance, None)
         if turn.ripe:
             work.finished_ns = now_ns
+            work.final_unix_ns = min(turn.watermark_unix_ns, now_ns)
             work.oldest_provisional_unix_ns = self._oldest_provisional(transaction, instance, work)
         return rows.height
 

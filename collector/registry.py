@@ -16,6 +16,7 @@ from types import MappingProxyType
 import polars as pl
 
 from phasewise.collector import joins
+from phasewise.collector.balanced import PROCESS, RENAMED, note_pending, pending, rename_hot
 from phasewise.collector.context import Setting
 from phasewise.collector.facts import Statement, as_settings, merged, noted
 from phasewise.collector.joins import Deviation, Join, SampleRange, joins_of, until
@@ -28,7 +29,6 @@ from phasewise.collector.store import Transaction
 from phasewise.rules.errors import InputError
 
 _FIELDS = list(columns(Instance))
-PROCESS = "#"  # between an address and the start of one of the processes that answer there
 
 
 class Registry:
@@ -128,18 +128,21 @@ class Registry:
         return any(later[0] < before[1] for before, later in itertools.pairwise(ordered))
 
     def _part(self, transaction: Transaction, name: str) -> None:
-        """The samples and the life of a balanced address divided among the processes that answered."""
-        transaction.execute(
-            "UPDATE engine_samples SET instance = instance || ? || CAST(round(process_start_unix_s, 2) AS VARCHAR) "
-            "WHERE instance = ? AND process_start_unix_s IS NOT NULL",
-            [PROCESS, name],
-        )
-        self._lives.pop(name, None)
+        """The samples and the life of a balanced address divided among the processes that answered. Sealed samples are renamed later."""
+        rename_hot(transaction, [name])
+        note_pending(transaction, [*pending(transaction), name])
+        lives = self._lives.pop(name, [])
         self._joins.pop(name, None)
         self._changed.add((name, "scrape"))
+        seen = (
+            min((one.first_unix_ns for one in lives), default=0),
+            max((one.last_unix_ns for one in lives), default=0),
+        )
+        transaction.look_back("engine_samples", within=seen)
         stored = transaction.query(
-            "SELECT instance, engine, model, process_start_unix_s, unix_ns FROM engine_samples WHERE starts_with(instance, ?)",
-            [name + PROCESS],
+            f"SELECT CASE WHEN instance = ? THEN {RENAMED} ELSE instance END AS instance, engine, model, process_start_unix_s, unix_ns "
+            "FROM whole.engine_samples WHERE process_start_unix_s IS NOT NULL AND (instance = ? OR starts_with(instance, ?))",
+            [name, name, name + PROCESS],
         )
         if not stored.is_empty():
             self.see_samples(stored)
@@ -156,12 +159,17 @@ class Registry:
 
     def see_scraped_settings(
         self, scrape: str, unix_ns: int, settings: Mapping[str, object], source: str = "scrape"
-    ) -> None:
-        """Settings that a scrape already seen showed at a time, or the server behind it; they hold for that life of it."""
-        if settings and scrape in self._lives:
-            # Every scrape says them again: the time is kept where it tells when somebody asked.
-            told = noted(settings, source, None if source == "scrape" else unix_ns)
-            self._put_lives(scrape, with_settings(self._lives[scrape], unix_ns, told))
+    ) -> bool:
+        """Settings that a scrape already seen showed at a time, or the server behind it; they hold for that life of it. Whether they say
+        anything new."""
+        if not settings or scrape not in self._lives:
+            return False
+        # Every scrape says them again: the time is kept where it tells when somebody asked.
+        told = noted(settings, source, None if source == "scrape" else unix_ns)
+        before = self._lives[scrape]
+        after = with_settings(before, unix_ns, told)
+        self._put_lives(scrape, after)
+        return [as_settings(one.settings) for one in after] != [as_settings(one.settings) for one in before]
 
     def see_statement(self, name: str, said: Statement) -> list[str]:
         """What a file says of the process of that name (of spans or of a scrape), seen or not yet; the span instances it is about."""
@@ -226,6 +234,10 @@ class Registry:
             if join.from_unix_ns <= last_unix_ns and first_unix_ns <= join.to_unix_ns
         ]
         return list(dict.fromkeys([*found, *([scrape] if scrape in self._spans else [])]))
+
+    def last_sample(self, scrape: str) -> int:
+        """When a scrape already seen was read last (Unix nanoseconds)."""
+        return max(life.last_unix_ns for life in self._lives[scrape])
 
     def sampled_range(self, spans_instance: str) -> tuple[int, int]:
         """Time that the scrapes of a replica cover; without scrapes, when it was seen itself."""

@@ -131,7 +131,7 @@ def _with_other_sides(
 def _supplemented(
     transaction: Transaction, identifiers: Identifiers, rows: pl.DataFrame, supplements: pl.DataFrame
 ) -> pl.DataFrame:
-    """Rows with what supplements say; a supplement whose row has not come waits in its table, for an hour."""
+    """Rows with what supplements say; a supplement whose row has not come waits in its table, for an hour (`lone_halves`)."""
     incoming = typed(supplements)
     window = [min(_low(rows), _low(incoming)) - NEAR_NS, max(_high(rows), _high(incoming)) + NEAR_NS]
     named = pl.concat([rows["request_id"], incoming["request_id"]]).drop_nulls().unique().to_frame()
@@ -155,12 +155,7 @@ def _supplemented(
     pairs = pl.concat([told, identifiers.pairs(candidates, everything.filter(halves))])
     used = pairs.select(pl.col("other").alias("request_key")).unique()
     done = pl.concat([used, incoming.select("request_key")]).unique()
-    received = pl.concat([rows["received_unix_ns"], incoming["received_unix_ns"]]).max()
-    transaction.run(
-        "DELETE FROM supplements WHERE received_unix_ns < ? OR request_key IN (SELECT request_key FROM done)",
-        [(received if isinstance(received, int) else 0) - NEAR_NS],
-        done=done,
-    )
+    transaction.run("DELETE FROM supplements WHERE request_key IN (SELECT request_key FROM done)", done=done)
     transaction.insert("supplements", incoming.join(used, on="request_key", how="anti").select(list(REQUEST_SCHEMA)))
     touched = candidates.filter(pl.col("request_key").is_in([*known, *pairs["request_key"].to_list()]))
     return with_prefill(filled(touched, others, told, SUPPLEMENT_COLUMNS), everything, pairs)

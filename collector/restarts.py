@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.records import Annotation
 from phasewise.collector.store import Transaction
 
@@ -50,8 +51,16 @@ class Restarts:
 
     @staticmethod
     def _stored(transaction: Transaction, name: str, before_unix_ns: int) -> Sample | None:
+        seen = transaction.query(
+            "SELECT max(least(last_seen_unix_ns, ?)) AS last FROM instances WHERE instance = ? AND kind = 'scrape' "
+            "AND first_seen_unix_ns < ?",
+            [before_unix_ns - 1, name, before_unix_ns],
+        )["last"].item()
+        low = before_unix_ns if seen is None else int(seen) - HOUR_NS
+        transaction.look_back("engine_samples", within=(low, before_unix_ns))  # it may be sealed since
         rows = transaction.query(
-            f"SELECT {', '.join(_COLUMNS)} FROM engine_samples WHERE instance = ? AND unix_ns < ? ORDER BY unix_ns DESC LIMIT 1",
+            f"SELECT {', '.join(_COLUMNS)} FROM whole.engine_samples WHERE instance = ? AND unix_ns < ? "
+            "ORDER BY unix_ns DESC LIMIT 1",
             [name, before_unix_ns],
         )
         return rows.row(0, named=True) if rows.height else None

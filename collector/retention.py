@@ -16,6 +16,7 @@ from pathlib import Path
 import polars as pl
 
 from phasewise.collector.cold import make_views
+from phasewise.collector.kept_rollups import KeptRollups
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
 from phasewise.collector.store import Store
 
@@ -47,6 +48,7 @@ class Deleted:
     rows: int = 0
     files: int = 0
     stopped: str = ""  # why something that is due was not deleted; empty where nothing waits
+    unkept: str = ""  # why hourly rollups of expired hours stand nowhere but in the store; empty where they do
     waiting: set[int] = field(default_factory=set)  # hours that a stop holds back
 
 
@@ -69,6 +71,7 @@ class Retention:
         self._monotonic = monotonic
         self._usage = usage or usage_of
         self._lake = Lake(store.cold_directory)
+        self._kept = KeptRollups(store)
         self._seen: tuple[int, float] | None = None
         self._waiting_spans: set[int] = set()
         self.done = Deleted()
@@ -81,6 +84,7 @@ class Retention:
         aged = hours.filter(pl.col("received") < now - int(self._keep.raw_days * DAY_NS))
         due = self._sane(aged, hours, steady)
         due |= self._over_volume(hours.filter(~pl.col("hour").is_in(list(due))))
+        self._keep_rollups(due, now)
         self._take_out(due)
         self._finish()
         self._drop_rollups(now)
@@ -136,6 +140,16 @@ class Retention:
             LOG.warning("retention: %d hours go, the oldest first: the volume is fuller than allowed", len(gone))
         return gone
 
+    def _keep_rollups(self, hours: Collection[int], now: int) -> None:
+        """What hours that expire say, apart from the store's file, before they do. A full disk holds nothing back: the store has it
+        as well, and the next run tries again."""
+        try:
+            self._kept.keep(hours, now)
+            self.done.unkept = ""
+        except OSError as error:
+            self.done.unkept = f"{self._kept.directory}: cannot be written: {error.strerror or error} (make room)"
+            LOG.error("hourly rollups of expired hours are in the store alone: %s", self.done.unkept)
+
     def _take_out(self, hours: Collection[int]) -> None:
         """Readers see these hours no more; their hourly rollups stay."""
         if not hours:
@@ -184,6 +198,7 @@ class Retention:
         with self._store.write() as transaction:
             transaction.execute(f"DELETE FROM main.rollups WHERE list_contains(?, bucket_unix_ns // {HOUR_NS})", [old])
             transaction.execute("DELETE FROM main.sealed_hours WHERE list_contains(?, hour)", [old])
+        self._kept.forget(old)
 
     def _drop_strays(self, now: int) -> None:
         """Rows whose own times lie ahead are sealed never: they go by their receipt, alone."""

@@ -102,8 +102,8 @@ def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collectio
     """
     if hours:
         hours = set(hours) - _expired(transaction, min(hours), max(hours))
-    if cold and (minutes or hours):
-        transaction.look_back("requests")
+    if cold and minutes:
+        transaction.look_back("requests", within=(min(minutes), max(minutes) + MINUTE_NS))
     schema = "whole" if cold else "main"
     steps = (
         (10, MINUTE_NS, minutes, _insert(10, MINUTE_NS, schema)),

@@ -5,10 +5,11 @@ Nothing here begins or ends a transaction; whatever fails undoes all of it toget
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import polars as pl
 
+from phasewise.collector import lone_halves
 from phasewise.collector.cold import hours_touched, thaw, unknown
 from phasewise.collector.completion import NEAR_NS, Identifiers
 from phasewise.collector.device_table import add_devices, error_marks
@@ -16,11 +17,12 @@ from phasewise.collector.exposition import Exposition, samples_of_points
 from phasewise.collector.frames import SeenSettings, devices_frame, frame_of, samples_frame
 from phasewise.collector.identity import identities
 from phasewise.collector.journal import Entry
+from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.normalize import startup_events
 from phasewise.collector.recordings import note_recordings
 from phasewise.collector.records import Annotation
 from phasewise.collector.request_table import changes_of, delete_rows, replace_turns
-from phasewise.collector.sample_table import add_samples, deviations, mark_joined
+from phasewise.collector.sample_table import add_samples, deviations, hours_marked_otherwise, mark_joined
 from phasewise.collector.steps import steps_of
 from phasewise.collector.store import Transaction
 from phasewise.collector.watermarks import FUTURE_NS
@@ -80,6 +82,11 @@ class RowWriter:
         branched = due.filter(pl.col("parent_span_id").is_not_null()).select("trace_id").unique()
         if not branched.is_empty():
             replace_turns(self._transaction, branched, made.turns)
+        if memory.counters.value(lone_halves.HALVES):
+            back = lone_halves.taken_back(self._transaction, made.requests)
+            memory.counters.add(lone_halves.HALVES, -back.height)
+            memory.counters.add("requests", -back.height)
+            memory.dirty.add(back, now)
         changes = changes_of(self._transaction, self._identifiers, made.requests, made.supplements, made.superseded)
         if changes.gone:
             self._delete(changes.gone, due)
@@ -91,6 +98,20 @@ class RowWriter:
         memory.refresher.take(self._transaction, changes.rows, changes.stored, now)
         memory.counters.add("requests", changes.rows.height - len(changes.stored))
         return changes.rows.height
+
+    def give_up_waiting(self, now: int) -> int:
+        """Supplements that waited for an hour in vain are counted; halves of requests become rows. How many there were."""
+        memory = self._memory
+        rows, others = lone_halves.given_up(self._transaction, now - NEAR_NS)
+        memory.counters.add(lone_halves.OTHERS, others)
+        if not rows.is_empty():
+            self._thaw(hours_touched(rows, "arrival_unix_ns", "finished_unix_ns", NEAR_NS))
+            memory.registry.see_requests(rows.filter(pl.col("finished_unix_ns") <= now + FUTURE_NS))
+            memory.watermarks.see(rows, now)
+            memory.refresher.take(self._transaction, rows, [], now)
+            memory.counters.add(lone_halves.HALVES, rows.height)
+            memory.counters.add("requests", rows.height)
+        return rows.height + others
 
     def write_events(self, marks: list[Annotation]) -> None:
         """Marks on the time axis, each once."""
@@ -136,7 +157,9 @@ class RowWriter:
         for one in own:
             if not one.samples.is_empty():
                 self._memory.places.see_labels(self._transaction, str(one.samples["instance"][0]), one.labels)
-        new = add_devices(self._transaction, devices_frame(own))
+        readings = devices_frame(own)
+        self._thaw(hours_touched(readings, "unix_ns", "unix_ns", 0))  # else one that is sealed would come twice
+        new = add_devices(self._transaction, readings)
         self._memory.counters.add("device_readings", new.height)
         self.write_events(error_marks(self._transaction, new))
         return new.height
@@ -148,21 +171,35 @@ class RowWriter:
         for instance in self._memory.registry.spans_of(name, first - SAMPLE_GAP_NS, last):
             self._memory.refresher.touch(instance, first - SAMPLE_GAP_NS, last)
 
-    def rejoin(self, now: int, force: bool = False) -> None:
-        """Join spans and scrapes anew where instances came, or after a while; rows of new joins are attributed anew."""
+    def rejoin(self, now: int, force: bool = False) -> bool:
+        """Join spans and scrapes anew where instances came, or after a while; rows of new joins are attributed anew. Whether any
+        changed."""
         memory = self._memory
         if not (force or memory.registry.has_new or now - memory.rejoined_ns > REJOIN_NS):
-            return
+            return False
         memory.rejoined_ns = now
         changed = memory.registry.join(self._profiles.family, deviations(self._transaction))
         for instance in changed:
             self.touch_recent(instance)
-        mark_joined(self._transaction, memory.registry.unnamed(self._profiles.family))
+        self._mark(memory.registry.unnamed(self._profiles.family))
+        return bool(changed)
+
+    def _mark(self, joined: Mapping[str, bool]) -> None:
+        """Note on samples whether it is known whose they are, on those of sealed hours for the last hours of a scrape."""
+        memory = self._memory
+        for name, value in joined.items():
+            if memory.marked.get(name) != value:
+                last = memory.registry.last_sample(name)
+                self._thaw(hours_marked_otherwise(self._transaction, name, value, last - REJOINED_NS, last))
+        mark_joined(self._transaction, joined)
+        memory.marked = dict(joined)
 
     def touch_recent(self, instance: str) -> None:
-        """What is known of an engine only now is of use for its last hours."""
+        """What is known of an engine only now is of use for its last hours: sealed ones among them become hot again."""
         low, high = self._memory.registry.sampled_range(instance)
-        self._memory.refresher.touch(instance, max(low, high - REJOINED_NS), high)
+        low = max(low, high - REJOINED_NS)
+        self._thaw(set(range((low - NEAR_NS) // HOUR_NS, (high + NEAR_NS) // HOUR_NS + 1)))
+        self._memory.refresher.touch(instance, low, high)
 
     def _thaw(self, hours: set[int]) -> bool:
         """Sealed hours that something late touches become hot again; whether any of these hours ever was sealed."""

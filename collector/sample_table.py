@@ -8,6 +8,7 @@ import polars as pl
 
 from phasewise.collector.fingerprints import Counters, Ends, Fit, Floats, fit, together
 from phasewise.collector.joins import Deviation
+from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.store import Transaction
 
 MINUTE_NS = 60 * 10**9
@@ -38,7 +39,7 @@ def deviations(transaction: Transaction) -> Deviation:
 
     def of_spans(instance: str, low: int, high: int) -> Ends:
         if (instance, low, high) not in finished:
-            transaction.look_back("requests")  # a join rests on the whole life of both sides
+            transaction.look_back("requests", within=(low, high))  # a join rests on sealed hours as well
             stored = transaction.query(
                 "SELECT finished_unix_ns, e2e_s FROM whole.requests WHERE instance = ? AND outcome = 'ok' "
                 "AND finished_unix_ns BETWEEN ? AND ? ORDER BY finished_unix_ns",
@@ -49,7 +50,7 @@ def deviations(transaction: Transaction) -> Deviation:
 
     def of_scrape(instance: str, low: int, high: int) -> Counters:
         if (instance, low, high) not in counts:
-            transaction.look_back("engine_samples")
+            transaction.look_back("engine_samples", within=(low, high))
             rows = transaction.query(
                 "SELECT unix_ns, finished, e2e_sum_s FROM whole.engine_samples WHERE instance = ? AND finished IS NOT NULL "
                 "AND unix_ns BETWEEN ? AND ? ORDER BY unix_ns",
@@ -77,8 +78,19 @@ def _floats(values: pl.Series) -> Floats:
     return values.cast(pl.Float64).fill_null(float("nan")).to_numpy()
 
 
+def hours_marked_otherwise(transaction: Transaction, instance: str, joined: bool, low: int, high: int) -> set[int]:
+    """Hours (whole ones since 1970) of that time with samples of an instance that are marked otherwise than `joined`, sealed ones too."""
+    transaction.look_back("engine_samples", within=(low, high))
+    found = transaction.query(
+        f"SELECT DISTINCT unix_ns // {HOUR_NS} AS hour FROM whole.engine_samples WHERE instance = ? AND joined != ? "
+        "AND unix_ns BETWEEN ? AND ?",
+        [instance, joined, low, high],
+    )
+    return set(found["hour"].to_list())
+
+
 def mark_joined(transaction: Transaction, joined: Mapping[str, bool]) -> None:
-    """Note on stored samples whether their instance is known."""
+    """Note on hot samples whether their instance is known."""
     for instance, value in joined.items():
         transaction.execute(
             "UPDATE engine_samples SET joined = ? WHERE instance = ? AND joined != ?", [value, instance, value]

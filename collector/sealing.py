@@ -41,8 +41,8 @@ class Due:
 
 
 def due_hours(store: Store, now_unix_ns: int, seal_after_s: float = SEAL_AFTER_S) -> list[Due]:
-    """Hours that ended `seal_after_s` and a quarter of an hour ago, of which nothing was received or brought back since, whose rows are final
-    and whose rollups say what they say."""
+    """Hours that ended `seal_after_s` and a quarter of an hour ago, of which nothing was received or brought back since, whose rows are final,
+    and those of the next hour too, which are judged by what stands here, and whose rollups say what they say."""
     quiet = now_unix_ns - int(seal_after_s * 1e9) - SLACK_NS
     parts = [
         f'SELECT "{column}" // {HOUR_NS} AS hour, NULL AS open, NULL AS received FROM main."{kind}"'
@@ -57,10 +57,10 @@ def due_hours(store: Store, now_unix_ns: int, seal_after_s: float = SEAL_AFTER_S
         ), hours AS (
           SELECT hour, count(*) AS n, count(*) FILTER (open) AS open, max(received) AS received FROM present GROUP BY hour
         )
-        SELECT h.hour, n, greatest(h.received, s.received_unix_ns) AS received, coalesce(s.generation, 0) + 1 AS generation
-        FROM hours h LEFT JOIN main.sealed_hours s USING (hour)
+        SELECT h.hour, h.n, greatest(h.received, s.received_unix_ns) AS received, coalesce(s.generation, 0) + 1 AS generation
+        FROM hours h LEFT JOIN main.sealed_hours s USING (hour) LEFT JOIN hours n ON n.hour = h.hour + 1
         WHERE (h.hour + 1) * {HOUR_NS} <= ? AND coalesce(h.received, 0) <= ? AND coalesce(s.thawed_unix_ns, 0) <= ?
-          AND (h.open = 0 OR (h.hour + 1) * {HOUR_NS} <= ?)
+          AND (h.open + coalesce(n.open, 0) = 0 OR (h.hour + 1) * {HOUR_NS} <= ?)
         ORDER BY h.hour
         """,
         [quiet, quiet, quiet, now_unix_ns - UNSETTLED_NS],

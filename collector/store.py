@@ -60,6 +60,7 @@ class Store:
         self._tried_at = 0.0
         self._closed = False
         self._readers = Readers()
+        self.tending = threading.RLock()  # held by whoever moves or rewrites sealed hours: upkeep, a purge
         self.cold_directory = path.parent.resolve() / "cold"
         self._connection = self._open()
 
@@ -363,9 +364,9 @@ class Transaction:
         assert self._cold_directory is not None
         return self._cold_directory
 
-    def look_back(self, *kinds: str) -> None:
-        """Makes `whole.<kind>` see all of the cold tier in the statements that follow."""
-        choose_files(self, self.cold_directory, dict.fromkeys(kinds, EVER))
+    def look_back(self, *kinds: str, within: tuple[int, int] = EVER) -> None:
+        """Makes `whole.<kind>` see the cold tier in the statements that follow: its hours between two times (Unix nanoseconds)."""
+        choose_files(self, self.cold_directory, dict.fromkeys(kinds, within))
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> None:
         self._cursor.execute(sql, list(parameters) or None)

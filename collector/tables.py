@@ -87,6 +87,15 @@ class ColdFile:
     high_unix_ns: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgedRow:
+    """A request that a purge deletes, until no byte of it is left; `hour`: of its end (whole hours since 1970)."""
+
+    request_key: str
+    trace_id: str | None = None
+    hour: int
+
+
 def _rollups() -> str:
     sums = [f'"{name}_ns" HUGEINT' for name in ROLLUP_SUMS]
     causes = [f'"{column.removesuffix("_s")}_ns" HUGEINT' for column in CAUSE_COLUMNS]
@@ -125,6 +134,7 @@ TABLES: Mapping[str, str] = MappingProxyType(
         "supplements": _columns(records.Request),
         "sealed_hours": _columns(SealedHour),
         "cold_files": _columns(ColdFile),
+        "purging": _columns(PurgedRow),
     }
 )
 # Files of older releases get the columns they lack; these records say which.

@@ -11,6 +11,7 @@ from pathlib import Path
 from phasewise.collector.backup import drop_snapshots
 from phasewise.collector.cold import rewriting_due, thaw
 from phasewise.collector.lake import label
+from phasewise.collector.renaming import rename_sealed
 from phasewise.collector.retention import Keep, Retention
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.collector.store import Store
@@ -47,6 +48,10 @@ class Upkeep:
 
     def run(self) -> None:
         """One round: files nobody reads any more, hours to seal, an hour to write anew, what is too old."""
+        with self._store.tending:
+            self._run()
+
+    def _run(self) -> None:
         if self._replaced_at is not None and self._monotonic() - self._replaced_at >= READERS_GONE_S:
             self._retention.vacuum()
             self._replaced_at = None
@@ -57,6 +62,8 @@ class Upkeep:
                 LOG.info("hour %s is sealed: %d rows", label(due.hour), due.rows)
                 self._replaced_at = self._monotonic() if due.generation > 1 else self._replaced_at
         self._rewrite()
+        if rename_sealed(self._store, self._sealer.lake):
+            self._replaced_at = self._monotonic()
         if self._deleted_at is None or self._monotonic() - self._deleted_at >= RETENTION_EVERY_S:
             self._deleted_at = self._monotonic()
             if self._retention.run():
@@ -85,6 +92,7 @@ class Upkeep:
             "deleted_hours": done.hours,
             "deleted_rows": done.rows,
             "stopped": done.stopped,
+            "rollups_unkept": done.unkept,
             "error": self._error,
         }
 

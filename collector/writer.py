@@ -199,9 +199,9 @@ class Writer:
         def add() -> None:
             registry = self._memory.registry
             with self._writing() as (transaction, rows):
-                registry.see_scraped_settings(scrape, unix_ns, settings, "server_info")
-                for name in registry.spans_of(scrape, unix_ns, unix_ns):
-                    rows.touch_recent(name)
+                if registry.see_scraped_settings(scrape, unix_ns, settings, "server_info"):  # asked once an hour
+                    for name in registry.spans_of(scrape, unix_ns, unix_ns):
+                        rows.touch_recent(name)
                 self._commit_state(transaction)
 
         with self._lock:
@@ -338,8 +338,7 @@ class Writer:
             settled_before = now - SETTLE_NS if drained or not newest else newest - SETTLE_NS
             due = self._memory.assembly.buffer.take_due(settled_before, now)
             changes = rows.settle(due, now)
-            rows.rejoin(now)
-            if entries or not due.is_empty() or self._write_error:
+            if rows.rejoin(now) or entries or not due.is_empty() or self._write_error:
                 self._commit_state(transaction)
         return changes
 
@@ -408,21 +407,27 @@ class Writer:
             if table in KINDS:
                 column = KINDS[table]
                 self._thaw(transaction, hours_touched(frame_of(rows), column, column, 0))
-            if table == exchange.SPANS:
+            if table == exchange.ROLLUPS:
+                self._memory.dirty.rebuild_all(transaction)  # what is compared is up to date
+                self._memory.dirty.store(transaction)
+                count = exchange.insert_rollups(transaction, rows, self._clock())
+            elif table == exchange.SPANS:
                 new = ledger.admit(transaction, frame_of(rows)).spans
                 # Only a part of them is new where others came before: that must not take the place of a file with more.
                 name = source if new.height == rows.num_rows else f"{source}-{self._clock()}"
                 self._archive.write(new.to_arrow().cast(SPAN_SCHEMA), f"import-{name}")
+                count = new.height
             else:
                 new = exchange.insert(transaction, table, rows)
+                count = new.height
             if table == "requests":
                 self._memory.dirty.add(new, self._clock())
                 self._memory.dirty.rebuild_all(transaction)
                 self._memory.dirty.store(transaction)
-            self._commits.add_own_rows(new.height)
+            self._commits.add_own_rows(count)
             self._number(transaction)
         self._stale = True
-        return new.height
+        return count
 
     def _import_requests(self, records: pl.DataFrame) -> dict[str, int]:
         now = self._clock()
@@ -469,8 +474,10 @@ class Writer:
 
     def _housekeeping(self) -> None:
         self._housekept_ns = self._clock()
-        with self._store.write() as transaction:
+        with self._writing() as (transaction, rows):
             ledger.prune(transaction)
+            if rows.give_up_waiting(self._housekept_ns):
+                self._commit_state(transaction)
         if self._memory.position is None:
             return
         self._archive.cut(self._memory.position)

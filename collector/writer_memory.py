@@ -59,6 +59,7 @@ class Memory:
     restarts: Restarts = field(default_factory=Restarts)
     places: Places = field(default_factory=Places)
     rejoined_ns: int = 0
+    marked: dict[str, bool] = field(default_factory=dict)  # scrapes without a name -> how their samples are marked
     commit: str = ""  # the number of the last one, as the store has it
 
     def store(self, transaction: Transaction) -> None:
@@ -66,6 +67,7 @@ class Memory:
         self.registry.store(transaction)
         self.counters.store(transaction)
         self.dirty.store(transaction)
+        self.refresher.store(transaction)
         if self.position is None:
             return
         start = self.assembly.open_from(self.position)

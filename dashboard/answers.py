@@ -344,4 +344,10 @@ def _notices(writer: Mapping[str, object]) -> list[str]:
     if isinstance(upkeep, Mapping):
         found += [f"retention: {upkeep['stopped']}"] if upkeep.get("stopped") else []
         found += [f"upkeep: {upkeep['error']}"] if upkeep.get("error") else []
+        if unkept := upkeep.get("rollups_unkept"):
+            found.append(f"rollups of expired hours are in the store's file alone: {unkept}")
+    purge = writer.get("purge")
+    if isinstance(purge, Mapping) and purge.get("unfinished"):
+        why = f" ({purge['error']})" if purge.get("error") else ""
+        found.append(f"a purge was broken off{why}: it goes on at the next start, or with the next purge")
     return found

@@ -323,7 +323,8 @@ def _writes(app: FastAPI, answers: Answers) -> None:
         if not body:
             raise InputError("body", "", "is empty", "send the content of the file")
         sent = marks.Sent(kind, name, number, file, position, modified, instance)
-        return await run_in_threadpool(marks.take_in, answers, body, sent)
+        asking = caller()
+        return await run_in_threadpool(marks.take_in, answers, body, sent, asking.tenant if asking.key else None)
 
 
 def _texts(told: Mapping[str, object], name: str) -> list[str]:

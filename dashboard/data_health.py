@@ -9,6 +9,7 @@ from typing import Any
 from phasewise.analyzer import gauges, questions
 from phasewise.analyzer.devices import devices_in
 from phasewise.analyzer.window import Window
+from phasewise.collector.lone_halves import QUALITY
 from phasewise.dashboard import format as fmt
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.state import View
@@ -182,6 +183,13 @@ def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
             found.append(
                 (title, "The driver saw an error of this device: see its log (dmesg) and the list of XID errors.")
             )
+    if halves := told["quality"].get(QUALITY):
+        found.append(
+            (
+                f"Of {fmt.count(halves)} requests only the prefill half came",
+                "How long they took is unknown: look whether the engines that decode send their spans.",
+            )
+        )
     found += _scrape_problems(told)
     if told["engine_samples_unjoined"]:
         found.append(

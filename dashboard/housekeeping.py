@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from phasewise.analyzer.filters import conditions, filter_key
 from phasewise.analyzer.window import parse_filter, parse_time
+from phasewise.collector.audit import audit
 from phasewise.collector.backup import take_snapshot
-from phasewise.collector.purge import Chosen, purge
+from phasewise.collector.purge import ROLLED, Chosen, go_on, is_unfinished, purge
 from phasewise.collector.records import Request
 from phasewise.collector.records import columns as record_columns
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
 from phasewise.rules.errors import InputError
+
+LOG = logging.getLogger(__name__)
 
 
 def snapshot(store: Store, data: Path) -> dict[str, str | int]:
@@ -32,6 +36,34 @@ def purged(
         return asdict(purge(store, data, wanted, now_unix_ns))
 
 
+class UnfinishedPurge:
+    """A purge that an ended process left: it goes on when the next one starts."""
+
+    def __init__(self, store: Store, writer: Writer, data: Path) -> None:
+        self._store = store
+        self._writer = writer
+        self._data = data
+        self._error = ""
+
+    def go_on(self, now_unix_ns: int) -> None:
+        """Never ends the process: what cannot be finished now is told, and left to the next start or the next purge."""
+        try:
+            if is_unfinished(self._store):
+                LOG.warning("a purge was broken off; it goes on now")
+                with self._writer.paused():
+                    done = go_on(self._store, self._data, now_unix_ns)
+                facts = {"continued": True, "spans": done.spans, "journal_rows": done.journal_rows}
+                audit(self._data, "purge", now_unix_ns, facts=facts)
+            self._error = ""
+        except Exception as error:
+            LOG.exception("a purge that was broken off could not be finished")
+            self._error = f"{type(error).__name__}: {error}"[:300]
+
+    def status(self) -> dict[str, object]:
+        """What data health shows of it."""
+        return {"unfinished": is_unfinished(self._store), "error": self._error}
+
+
 def chosen(where: Sequence[str], before: str, now_unix_ns: int) -> Chosen:
     """What the options mean; InputError where they mean nothing, or everything."""
     if not where and not before:
@@ -41,4 +73,6 @@ def chosen(where: Sequence[str], before: str, now_unix_ns: int) -> Chosen:
     named = {filter_key(one.key).sql.strip('"') for one in filters if filter_key(one.key).kind == "text"}
     before_unix_ns = parse_time(before, now_unix_ns, "--before") if before else None
     columns = tuple(sorted(named & set(record_columns(Request))))
-    return Chosen(found.sql, found.parameters, before_unix_ns, columns, everything=not where)
+    keys = {filter_key(one.key).sql.strip('"') for one in filters}
+    is_rolled = bool(keys) and keys <= ROLLED and before_unix_ns is None
+    return Chosen(found.sql, found.parameters, before_unix_ns, columns, everything=not where, is_rolled=is_rolled)

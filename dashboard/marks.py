@@ -13,6 +13,7 @@ from phasewise.collector.importers import import_bytes, import_piece
 from phasewise.collector.importers.facts_file import read_facts_file
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import Annotation
+from phasewise.collector.tenants import import_with_tenant
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.state import View
 from phasewise.dashboard.tables import annotations_in, window_object
@@ -86,8 +87,11 @@ class Sent:
     instance: str = ""
 
 
-def take_in(answers: Answers, body: bytes, sent: Sent) -> dict[str, Any]:
-    """Stores what a file holds, told by its content; counts by kind, and what could not be used."""
+def take_in(answers: Answers, body: bytes, sent: Sent, tenant: str | None = None) -> dict[str, Any]:
+    """Stores what a file holds, told by its content; counts by kind, and what could not be used.
+
+    tenant: of the key that it came with, "" for a key without one, None without keys.
+    """
     # An upload may come from another machine: what it grows to is bounded like what it is.
     profiles = Profiles(answers.rulebook.engines)
     if sent.kind == "facts":
@@ -119,6 +123,8 @@ def take_in(answers: Answers, body: bytes, sent: Sent) -> dict[str, Any]:
         held = f"but {sent.name} holds {_SENT_AS[imported.kind]}"
         raise InputError("kind", sent.kind, held, "leave the kind out: content tells it")
     counts = imported.counts
+    if tenant is not None:
+        imported = import_with_tenant(imported, tenant)
     if imported.kind != "nothing":
         mark = Mark(sent.file, sent.position) if sent.file and sent.position else None
         counts = answers.writer.add_import(imported, mark)

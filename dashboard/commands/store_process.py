@@ -132,6 +132,7 @@ class StoreService:
         from phasewise.dashboard.access import Posture
         from phasewise.dashboard.api import create_app
         from phasewise.dashboard.app import attach_dash
+        from phasewise.dashboard.housekeeping import UnfinishedPurge
         from phasewise.rules.load import load_rulebook
 
         settings = self.settings
@@ -142,7 +143,14 @@ class StoreService:
         self._stops.append(store.close)
         writer = Writer(store, settings.data, rulebook, attributor(rulebook), self.clock, settings.hardware)
         writer.report_loss(damage)
-        self._run("writer", lambda stop: keep_writing(writer, stop))
+        left = UnfinishedPurge(store, writer, settings.data)
+        writer.tell("purge", left.status)
+
+        def write(stop: threading.Event) -> None:
+            left.go_on(self.clock())
+            keep_writing(writer, stop)
+
+        self._run("writer", write)
         upkeep = Upkeep(store, settings.data, Keep(**settings.retention), self.clock)
         writer.tell("upkeep", upkeep.status)
         self._run("upkeep", upkeep.keep_up)

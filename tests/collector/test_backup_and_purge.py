@@ -207,7 +207,7 @@ def test_with_an_instance_goes_what_is_known_of_its_place(full: Bench) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "call", ["collector.lake.Lake.vacuum", "collector.purge._purge_file", "collector.store.Store.rewrite"]
+    "call", ["collector.lake.Lake.vacuum", "collector.purge_files._purge_file", "collector.store.Store.rewrite"]
 )
 def test_a_purge_that_was_broken_off_is_finished_by_the_next(full: Bench, call: str) -> None:
     def purge() -> Any:

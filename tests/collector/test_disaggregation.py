@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from span_tables import at, span_table
-from writing import bench, engine_span
+from writing import Bench, bench, engine_span
 
 PREFILL = {"service.instance.id": "p-0", "service.name": "prefill", "host.name": "p"}
 DECODE = {"service.instance.id": "d-0", "service.name": "decode", "host.name": "d"}
@@ -86,6 +86,53 @@ def test_a_room_that_two_requests_share_pairs_nobody(tmp_path: Path) -> None:
 
 def test_half_a_request_is_none_until_the_other_half_comes(tmp_path: Path) -> None:
     assert rows_of(tmp_path, sglang("prefill", 1, "0xabc")) == []
+
+
+KNOWN = {
+    "queue_s": 1.0,
+    "prefill_s": 0.5,
+    "context_s": 0.25,
+    "instance": "p-0",
+    "input_tokens": 40,
+    "quality": '["decode_missing"]',
+}
+UNKNOWN = ("e2e_s", "ttft_s", "tpot_s", "decode_s", "output_tokens", "residual_s", "outcome")
+
+
+def waited(b: Bench, seconds: float) -> list[dict[str, Any]]:
+    b.run(seconds)
+    for _ in range(12):
+        b.run(10)
+    return b.rows()
+
+
+def test_half_a_request_whose_other_half_never_comes_is_a_row_with_what_is_known(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        b.receive(sglang("prefill", 1, "0xabc"))
+        assert waited(b, 1.5) == []
+        (row,) = waited(b, 3700)
+        assert {name: row[name] for name in KNOWN} == KNOWN
+        assert [row[name] for name in UNKNOWN] == [None] * len(UNKNOWN)
+        assert (row["final"], row["finished_unix_ns"]) == (True, at(1.75))
+        assert (b.counter("prefill_without_decode"), b.counter("requests")) == (1, 1)
+        b.reopen()
+        assert waited(b, 3700) == [row]
+        assert b.counter("prefill_without_decode") == 1
+        assert b.rows("SELECT sum(requests)::BIGINT AS n FROM rollups WHERE width_s = 3600") == [{"n": 1}]
+
+
+def test_a_decode_half_that_comes_after_all_is_paired_as_ever(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        b.receive(sglang("prefill", 1, "0xabc"))
+        assert len(waited(b, 3700)) == 1
+        b.receive(sglang("decode", 1, "0xabc"))
+        (row,) = waited(b, 100)
+        assert {name: row[name] for name in ROW} == ROW
+        assert row["quality"] == '["disaggregated"]'
+        assert row["residual_s"] == pytest.approx(0.0)
+        assert (b.counter("prefill_without_decode"), b.counter("requests")) == (0, 1)
+        assert b.rows("SELECT sum(requests)::BIGINT AS n FROM rollups WHERE width_s = 3600") == [{"n": 1}]
+        assert b.rows("SELECT * FROM supplements") == []
 
 
 def routed(front: str, markers: Sequence[tuple[str, dict[str, str]]], traces: int = 1) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from shared_data import shared_path
 from writing import NOW, Bench, bench, rulebook
 
 from phasewise.analyzer.attribution import attributor
+from phasewise.collector.archive import SpanArchive
 from phasewise.collector.otlp_json import json_to_protobuf
 from phasewise.collector.scan import scan_traces
 from phasewise.collector.wire import Malformed
@@ -46,8 +47,26 @@ VALUES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "cache_hit_ratio": lambda row: row["cached_tokens"] / row["input_tokens"],
     "model": lambda row: row["model"],
 }
-# Cases name these too; the product derives them where it needs them and keeps no column, or the raw span keeps them.
-NO_COLUMN = {"uncached_tokens", "cache_creation_tokens", "time_to_first_content_ms"}
+# Cases name these too, which no column holds: they follow from the raw span that the archive keeps, and from its row.
+RAW: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
+    "cache_creation_tokens": lambda _, raw: created(raw),
+    "uncached_tokens": lambda row, raw: row["input_tokens"] - row["cached_tokens"] - (created(raw) or 0),
+    "time_to_first_content_ms": lambda _, raw: (first_content(raw) - raw["start_unix_ns"]) / 1e6,
+}
+
+
+def created(raw: dict[str, Any]) -> int | None:
+    """Prompt tokens that were written into a cache."""
+    value = json.loads(raw["attributes"]).get("gen_ai.usage.cache_creation.input_tokens")
+    return None if value is None else int(value)
+
+
+def first_content(raw: dict[str, Any]) -> int:
+    """When the first token came that is no reasoning (Unix nanoseconds)."""
+    (moment,) = [
+        event["unix_ns"] for event in json.loads(raw["events"]) if event["name"] == "gen_ai.content.first_chunk"
+    ]
+    return int(moment)
 
 
 def bodies(case: dict[str, Any]) -> Iterator[bytes]:
@@ -97,12 +116,11 @@ def test_case(tmp_path: Path, name: str) -> None:
         assert refused == expected.get("rejected_spans", refused)
         assert b.counter("broken_traces") == 0
         for span, values in expected.get("normalized", {}).items():
+            raw = {one["span_id"]: one for one in SpanArchive(b.folder).trace(rows[span]["trace_id"]).to_pylist()}
             for key, value in values.items():
-                if key not in NO_COLUMN:
-                    found = VALUES[key](rows[span])
-                    assert found == (
-                        value if value is None or isinstance(value, str) else pytest.approx(value, rel=5e-3)
-                    ), key
+                found = RAW[key](rows[span], raw[span]) if key in RAW else VALUES[key](rows[span])
+                exactly = value is None or isinstance(value, str)
+                assert found == (value if exactly else pytest.approx(value, rel=5e-3)), key
         for span, flags in expected.get("flags", {}).items():
             assert set(flags) <= set(json.loads(rows[span]["quality"] or "[]"))
         for span in expected.get("stats_excluding", []):

@@ -198,7 +198,7 @@ def test_with_a_store_made_anew_nothing_counts_as_brought_in(stopped: tuple[Benc
     (b.folder / "phasewise.duckdb").write_bytes(b"x" * 9000)
     store, damage = open_store(b.folder, b.clock)
     store.close()
-    assert "rows had expired" in damage
+    assert "hourly rollups of 0 expired ones" in damage
     assert not (b.folder / "backfill.json").exists()
 
 

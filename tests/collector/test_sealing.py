@@ -94,6 +94,15 @@ def test_an_hour_is_due_when_it_is_over_quiet_and_final(store: Store) -> None:
         transaction.execute("UPDATE requests SET final = FALSE WHERE finished_unix_ns < ?", [START_UNIX_NS + HOUR_NS])
     assert FIRST not in [due.hour for due in due_hours(store, LATER)]
     assert FIRST in [due.hour for due in due_hours(store, LATER + 30 * HOUR_NS)]  # it will not become final any more
+    second = START_UNIX_NS + HOUR_NS
+    with (
+        store.write() as transaction
+    ):  # requests so long that the next hour's are not final yet: they are judged by this one
+        transaction.execute("UPDATE requests SET final = finished_unix_ns < ?", [second])
+    assert [due.hour for due in due_hours(store, LATER)] == []
+    with store.write() as transaction:
+        transaction.execute("UPDATE requests SET final = finished_unix_ns < ?", [second + HOUR_NS])
+    assert [due.hour for due in due_hours(store, LATER)] == [FIRST]
     with store.write() as transaction:
         transaction.execute("UPDATE requests SET received_unix_ns = ?", [LATER - 60 * SECOND_NS])
     assert [due.hour for due in due_hours(store, LATER)] == []

@@ -21,6 +21,7 @@ from phasewise.collector import exchange, span_pages
 from phasewise.collector.archive import SpanArchive
 from phasewise.collector.exchange_folder import files_of_export
 from phasewise.collector.records import Annotation, GpuSample, Place
+from phasewise.collector.retention import DAY_NS, Keep, Retention
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.dashboard import cli
 from phasewise.dashboard.commands.connection import open_data
@@ -71,8 +72,9 @@ def test_what_is_exported_and_imported_is_exported_the_same(data: Path, tmp_path
     first = export(data, tmp_path / "a")
     assert {name: table.num_rows for name, table in first.items()} == {
         "instances": 2, "annotations": 1, "requests": REQUESTS, "turns": REQUESTS, "engine_steps": 3, "engine_samples": 20,
-        "gpu_samples": 20, "places": 2, "spans": 2 * REQUESTS,
+        "gpu_samples": 20, "places": 2, "rollups": first["rollups"].num_rows, "spans": 2 * REQUESTS,
     }  # fmt: skip
+    assert sum(first["rollups"]["requests"].to_pylist()) == REQUESTS
     assert ingest(tmp_path / "other", tmp_path / "a") == 0
     second = export(tmp_path / "other", tmp_path / "b")
     assert second == first
@@ -116,6 +118,41 @@ def test_sealed_hours_are_exported_as_they_were(data: Path, tmp_path: Path, smal
     assert export(tmp_path / "cold", tmp_path / "c", *window) == part
     assert ingest(tmp_path / "cold", tmp_path / "a") == 0  # into sealed hours, and nothing is there twice
     assert export(tmp_path / "cold", tmp_path / "d") == first
+
+
+def rows_gone(folder: Path) -> None:
+    """Seals what is stored, and lets its hours expire; one request of them comes late, and is sealed as well."""
+    later = at(48 * 3600)
+    with open_data(folder) as local:
+        late = local.store.query("SELECT * FROM requests ORDER BY request_key LIMIT 1")
+        for due in due_hours(local.store, later):
+            assert Sealer(local.store, lambda: later).seal(due)
+        now = later + 20 * DAY_NS
+        retention = Retention(local.store, folder, Keep(), lambda: now, lambda: now / 1e9, lambda _: (0, 10**12))
+        retention._seen = (now, now / 1e9)
+        assert retention.run() >= 1
+        retention.vacuum()
+        with local.store.write() as transaction:
+            transaction.insert("requests", late)
+
+
+def test_rollups_of_expired_hours_come_back_once_and_whole(data: Path, tmp_path: Path, small_pages: None) -> None:
+    shutil.copytree(data, tmp_path / "old")
+    whole = export(data, tmp_path / "whole")["rollups"]
+    rows_gone(tmp_path / "old")
+    first = export(tmp_path / "old", tmp_path / "a")
+    assert (first["rollups"], first["requests"].num_rows) == (whole, 1)
+    for options in ([], ["--again"]):
+        assert cli.main(["ingest", "--data", str(tmp_path / "other"), str(tmp_path / "a"), *options]) == 0
+        second = export(tmp_path / "other", tmp_path / f"b{len(options)}")
+        assert second == first
+    manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("a", "b0", "b1")]
+    assert manifests[0] == manifests[1] == manifests[2]
+    assert ingest(tmp_path / "other", tmp_path / "whole") == 0  # the requests themselves, at last
+    assert export(tmp_path / "other", tmp_path / "c")["rollups"] == whole
+    assert export(data, tmp_path / "d", "--from", str(at(-7200)), "--to", str(at(7200)))["rollups"] == whole
+    assert "rollups" not in export(data, tmp_path / "e", "--from", str(at(1)), "--to", str(at(900)))
+    assert "rollups" not in export(data, tmp_path / "f", "--filter", "model:exists:true")
 
 
 @pytest.mark.live
