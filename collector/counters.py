@@ -46,12 +46,7 @@ class Counters:
         if not self._changed:
             return
         rows = [(*key, self._values[key]) for key in sorted(self._changed)]
-        frame = pl.DataFrame(rows, schema={"name": pl.String, "label": pl.String, "value": pl.Int64}, orient="row")
-        transaction.run(
-            "DELETE FROM counters c WHERE EXISTS (SELECT 1 FROM changed n WHERE n.name = c.name AND n.label = c.label)",
-            changed=frame,
-        )
-        transaction.insert("counters", frame)
+        transaction.replace("counters", ("name", "label"), ("name", "label", "value"), rows)
         self._changed.clear()
 
     def commit(self) -> None:

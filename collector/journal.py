@@ -76,6 +76,10 @@ class JournalReader:
                     return found
         return found
 
+    def segment(self, number: int) -> Iterator[Entry]:
+        """The entries of one closed segment, one by one; none where it is gone."""
+        return self._entries(number, 0, last=False)
+
     def lag_bytes(self, after: Position | None) -> int:
         """Bytes behind `after` that have not been read."""
         after = after or Position(0, 0)

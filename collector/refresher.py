@@ -84,6 +84,11 @@ class Refresher:
         """Instances with rows that wait for their first attribution."""
         return sum(_is_some(work.raw) for work in self._work.values())
 
+    @property
+    def provisional_from_unix_ns(self) -> int:
+        """When the first row that is not final finished; far ahead when all are."""
+        return min((work.oldest_provisional_unix_ns for work in self._work.values()), default=_NONE[0])
+
     def recall(self, store: Store) -> None:
         """What the store holds that is not final, and what was written before its attribution."""
         found = store.query(

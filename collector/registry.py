@@ -29,6 +29,8 @@ from phasewise.collector.store import Transaction
 from phasewise.rules.errors import InputError
 
 _FIELDS = list(columns(Instance))
+_KEY = ("instance", "kind")
+_OTHERS = [name for name in _FIELDS if name not in _KEY]
 
 
 class Registry:
@@ -277,17 +279,21 @@ class Registry:
         """Write what changed."""
         if not self._changed:
             return
-        scrapes = {name for name, kind in self._changed if kind == "scrape"}
-        rows = [self._row(self._spans[name]) for name, kind in sorted(self._changed) if kind == "spans"]
-        rows += [self._row(one) for one in self._facts.of(name for name, kind in self._changed if kind == "facts")]
-        rows += self._rows_of(scrapes)
-        changed = pl.DataFrame(sorted(self._changed), schema={"instance": pl.String, "kind": pl.String}, orient="row")
-        transaction.run(
-            "DELETE FROM instances WHERE EXISTS (SELECT 1 FROM changed c WHERE c.instance = instances.instance "
-            "AND c.kind = instances.kind)",
-            changed=changed,
+        # Instances of spans are one row each, and every pass over the journal changes some: others are rare.
+        spans = [self._row(self._spans[name]) for name, kind in sorted(self._changed) if kind == "spans"]
+        others = sorted((name, kind) for name, kind in self._changed if kind != "spans")
+        transaction.replace(
+            "instances", _KEY, [*_KEY, *_OTHERS], [[row[n] for n in (*_KEY, *_OTHERS)] for row in spans]
         )
-        transaction.insert("instances", pl.DataFrame(rows, schema=polars_schema(Instance), orient="row"))
+        if others:
+            rows = [self._row(one) for one in self._facts.of(name for name, kind in others if kind == "facts")]
+            rows += self._rows_of({name for name, kind in others if kind == "scrape"})
+            transaction.run(
+                "DELETE FROM instances WHERE EXISTS (SELECT 1 FROM changed c WHERE c.instance = instances.instance "
+                "AND c.kind = instances.kind)",
+                changed=pl.DataFrame(others, schema={"instance": pl.String, "kind": pl.String}, orient="row"),
+            )
+            transaction.insert("instances", pl.DataFrame(rows, schema=polars_schema(Instance), orient="row"))
         self._changed.clear()
 
     @staticmethod

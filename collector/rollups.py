@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -23,22 +24,32 @@ MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 3600 * SECOND_NS
 # A busy writer rebuilds what no row was written into for so long: most minutes once, when their rows have become final.
 QUIET_NS = 120 * SECOND_NS
+# An idle one rebuilds at once what is final, or cheap: a minute into which more rows were written waits until they change no more.
+LIVE_ROWS = 5_000
 LEAST_REST_NS = 5 * SECOND_NS
 CHEAP_NS = SECOND_NS  # rebuilding that took longer rests RATIO times as long: a busy hour holds many rows
 RATIO = 20
 POSITION = "dirty_rollups"  # among the positions
 
 
+@dataclass(slots=True)
+class _Written:
+    """Into a minute: when last (writer's clock; 0 where that is not known any more), and how many rows."""
+
+    at_ns: int = 0
+    rows: int = 0
+
+
 class DirtyRollups:
-    """Minutes whose rollups do not say what the rows say, and when a row of theirs was written last (writer's clock, ns).
+    """Minutes and hours whose rollups do not say what the rows say.
 
     They are part of what is committed with the rows: after a crash they are still known.
     """
 
     def __init__(self, stored: str | None = None) -> None:
         told = json.loads(stored) if stored else {}
-        self._minutes: dict[int, int] = {int(minute): 0 for minute in told.get("minutes", ())}
-        self._hours: dict[int, int] = {int(hour): 0 for hour in told.get("hours", ())}
+        self._minutes = {int(minute): _Written() for minute in told.get("minutes", ())}
+        self._hours = {int(hour): 0 for hour in told.get("hours", ())}  # when they were written into last
         self._stored = stored or ""
         self._rest_until_ns = 0
 
@@ -46,19 +57,19 @@ class DirtyRollups:
         """Rows (finished_unix_ns) were written. Those of the future are in no rollup: they are written once more, as final ones, when
         their time has come."""
         past = rows["finished_unix_ns"].filter(rows["finished_unix_ns"] <= now_ns + FUTURE_NS)
-        for minute in (past // MINUTE_NS * MINUTE_NS).unique().to_list():
-            self._minutes[minute] = now_ns
+        for minute, count in (past // MINUTE_NS * MINUTE_NS).value_counts().iter_rows():
+            written = self._minutes.setdefault(minute, _Written())
+            written.at_ns, written.rows = now_ns, written.rows + count
             self._hours[minute // HOUR_NS * HOUR_NS] = now_ns
 
-    def is_due(self, now_ns: int, idle: bool) -> bool:
+    def is_due(self, now_ns: int, idle: bool, provisional_from_unix_ns: int) -> bool:
         """Whether `rebuild` would do anything now."""
-        return now_ns >= self._rest_until_ns and bool(
-            _written_before(self._minutes, now_ns, idle) or _written_before(self._hours, now_ns, idle)
-        )
+        return now_ns >= self._rest_until_ns and any(self._due(now_ns, idle, provisional_from_unix_ns))
 
-    def rebuild(self, transaction: Transaction, now_ns: int, idle: bool) -> None:
-        """Rebuild what is quiet, or all when the writer is idle."""
-        minutes, hours = _written_before(self._minutes, now_ns, idle), _written_before(self._hours, now_ns, idle)
+    def rebuild(self, transaction: Transaction, now_ns: int, idle: bool, provisional_from_unix_ns: int) -> None:
+        """Rebuild what is quiet; when the writer is idle also what is cheap, and what lies before the end of the first row that is not
+        final."""
+        minutes, hours = self._due(now_ns, idle, provisional_from_unix_ns)
         started = time.monotonic()
         rebuild(transaction, minutes, hours)
         spent_ns = int((time.monotonic() - started) * 1e9)
@@ -67,6 +78,21 @@ class DirtyRollups:
             del self._minutes[minute]
         for hour in hours:
             del self._hours[hour]
+
+    def _due(self, now_ns: int, idle: bool, provisional_from_unix_ns: int) -> tuple[list[int], list[int]]:
+        """Minutes to rebuild, and hours, none of whose minutes has to wait."""
+        quiet_since_ns = now_ns - QUIET_NS
+        minutes = [
+            start
+            for start, written in self._minutes.items()
+            if written.at_ns <= quiet_since_ns
+            or (idle and (written.rows <= LIVE_ROWS or start + MINUTE_NS <= provisional_from_unix_ns))
+        ]
+        waiting = {start // HOUR_NS * HOUR_NS for start in self._minutes.keys() - set(minutes)}
+        hours = [
+            start for start, at_ns in self._hours.items() if at_ns <= quiet_since_ns or (idle and start not in waiting)
+        ]
+        return minutes, hours
 
     def rebuild_all(self, transaction: Transaction) -> None:
         """Rebuild everything that is dirty."""
@@ -84,11 +110,6 @@ class DirtyRollups:
             if told:
                 transaction.execute("INSERT INTO positions VALUES (?, ?)", [POSITION, told])
             self._stored = told
-
-
-def _written_before(dirty: Mapping[int, int], now_ns: int, idle: bool) -> list[int]:
-    quiet_since_ns = now_ns if idle else now_ns - QUIET_NS
-    return [start for start, written_ns in dirty.items() if written_ns <= quiet_since_ns]
 
 
 def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collection[int], *, cold: bool = False) -> None:

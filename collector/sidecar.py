@@ -19,7 +19,7 @@ from typing import Self
 
 import google_crc32c
 
-from phasewise.collector.cold import Statements
+from phasewise.collector.store import Transaction
 
 WITNESS = "watermark"  # in the data folder
 SLOT_BYTES = 256
@@ -109,11 +109,10 @@ class CommitLog:
         """Rows of the transaction that is open, which no journal holds."""
         self._own_rows += count
 
-    def store(self, transaction: Statements, unix_ns: int, journal: str) -> None:
+    def store(self, transaction: Transaction, unix_ns: int, journal: str) -> None:
         """Number the transaction that is open."""
         self._next = Committed(self.committed.number + 1, unix_ns, self._own_rows, journal)
-        transaction.execute("DELETE FROM positions WHERE name = 'commit'")
-        transaction.execute("INSERT INTO positions VALUES ('commit', ?)", [self._next.text()])
+        transaction.replace("positions", ("name",), ("name", "position"), [("commit", self._next.text())])
 
     def commit(self) -> None:
         """That transaction is durable."""

@@ -36,6 +36,7 @@ THREADS = 2
 MEMORY_LIMIT = "2GB"
 _CLOSING_S, _CLOSING_STEP_S = 10.0, 0.05
 _REOPEN_AFTER_S = 1.0
+_FEW_ROWS = 100  # in one statement
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*$")
 
 
@@ -282,6 +283,14 @@ class Store:
                 cursor.close()
 
     @property
+    def log_bytes(self) -> int:
+        """Size of the write-ahead log: what a start would have to do once more."""
+        try:
+            return self.path.with_name(f"{self.path.name}.wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    @property
     def broken(self) -> str:
         """Why the store does not answer now; empty when it does."""
         return self._dead_because
@@ -387,6 +396,22 @@ class Transaction:
         _check_identifier(table)
         if len(rows):
             self.run(f"INSERT INTO main.{table} BY NAME SELECT * FROM new_rows", new_rows=rows)
+
+    def replace(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Write a few rows, which begin with their key, in the place of those with the same key. Registering a frame costs more than
+        writing that few."""
+        _check_identifier(table)
+        for start in range(0, len(rows), _FEW_ROWS):
+            own = rows[start : start + _FEW_ROWS]
+            keys, values = (", ".join([f"({', '.join('?' * len(names))})"] * len(own)) for names in (key, columns))
+            self.execute(
+                f"DELETE FROM main.{table} WHERE ({', '.join(key)}) IN ({keys})",
+                [value for row in own for value in row[: len(key)]],
+            )
+            self.execute(
+                f"INSERT INTO main.{table} ({', '.join(columns)}) VALUES {values}",
+                [value for row in own for value in row],
+            )
 
     @contextlib.contextmanager
     def _registered(self, frames: dict[str, pl.DataFrame | pa.Table]) -> Iterator[None]:

@@ -21,6 +21,8 @@ PAUSE_S = 30.0
 RETENTION_EVERY_S = 3600.0
 READERS_GONE_S = 150.0  # no answer may take longer
 SEALS_A_RUN = 8
+LULL_BYTES = 1 << 20  # scrapes alone make a log grow by less in a round
+LONG_LOG_BYTES = 16 << 20  # shorter ones are read at a start in no time
 SNAPSHOT_S = 86_400.0  # a backup that takes longer has ended
 
 
@@ -44,6 +46,7 @@ class Upkeep:
         self._deleted_at: float | None = None
         self._replaced_at: float | None = monotonic() - READERS_GONE_S  # a process before may have left files
         self._sealed = 0
+        self._log_bytes = 0
         self._error = ""
 
     def run(self) -> None:
@@ -56,26 +59,40 @@ class Upkeep:
             self._retention.vacuum()
             self._replaced_at = None
             drop_snapshots(self._store, SNAPSHOT_S, self._clock() / 1e9)
+        moved = 0
         for due in due_hours(self._store, self._clock(), self._keep.seal_after_h * 3600)[:SEALS_A_RUN]:
             if self._sealer.seal(due):
+                moved += 1
                 self._sealed += 1
                 LOG.info("hour %s is sealed: %d rows", label(due.hour), due.rows)
                 self._replaced_at = self._monotonic() if due.generation > 1 else self._replaced_at
-        self._rewrite()
+        moved += self._rewrite()
         if rename_sealed(self._store, self._sealer.lake):
             self._replaced_at = self._monotonic()
         if self._deleted_at is None or self._monotonic() - self._deleted_at >= RETENTION_EVERY_S:
             self._deleted_at = self._monotonic()
-            if self._retention.run():
+            if deleted := self._retention.run():
+                moved += deleted
                 self._replaced_at = self._monotonic()
-        self._store.checkpoint()
+        self._checkpoint(moved > 0)
 
-    def _rewrite(self) -> None:
+    def _checkpoint(self, at_once: bool) -> None:
+        """Where rows were moved, and in idle rounds. Under load it would take the writer's time for rows that change once more soon:
+        then the store does it by itself when its log has become long."""
+        log_bytes = self._store.log_bytes
+        grown_bytes = log_bytes - self._log_bytes
+        idle = not grown_bytes or (grown_bytes < LULL_BYTES and log_bytes > LONG_LOG_BYTES)
+        if at_once or (log_bytes and idle):
+            self._store.checkpoint()
+        self._log_bytes = self._store.log_bytes
+
+    def _rewrite(self) -> bool:
         """An hour in several small files, or in columns of an older release, comes back and is sealed anew: one a round."""
         hour = rewriting_due(self._store)
         if hour is not None:
             with self._store.write() as transaction:
                 thaw(transaction, self._store.cold_directory, {hour}, self._clock())
+        return hour is not None
 
     def status(self) -> dict[str, object]:
         """What data health shows of it."""

@@ -466,11 +466,13 @@ class Writer:
         thaw(transaction, self._store.cold_directory, hours, self._clock())
 
     def _rollups(self) -> None:
-        idle = self._idle and not self._memory.refresher.waiting  # rows without causes would be counted once more soon
-        if self._memory.dirty.is_due(self._clock(), idle):
+        now, dirty, refresher = self._clock(), self._memory.dirty, self._memory.refresher
+        idle = self._idle and not refresher.waiting  # rows without causes would be counted once more soon
+        provisional_from_unix_ns = refresher.provisional_from_unix_ns
+        if dirty.is_due(now, idle, provisional_from_unix_ns):
             with self._store.write() as transaction:
-                self._memory.dirty.rebuild(transaction, self._clock(), idle)
-                self._memory.dirty.store(transaction)
+                dirty.rebuild(transaction, now, idle, provisional_from_unix_ns)
+                dirty.store(transaction)
 
     def _housekeeping(self) -> None:
         self._housekept_ns = self._clock()
@@ -480,6 +482,8 @@ class Writer:
                 self._commit_state(transaction)
         if self._memory.position is None:
             return
-        self._archive.cut(self._memory.position)
+        # A segment takes a while: rows that came meanwhile are stored before the next one is cut.
+        if self._archive.cut(self._memory.position, most=1):
+            self._housekept_ns = 0
         open_from = self._store.query("SELECT position FROM positions WHERE name = 'open_from'")
         self._kept.release(Position.parse(open_from["position"].item()))

@@ -61,6 +61,7 @@ class Memory:
     rejoined_ns: int = 0
     marked: dict[str, bool] = field(default_factory=dict)  # scrapes without a name -> how their samples are marked
     commit: str = ""  # the number of the last one, as the store has it
+    _told: list[tuple[str, str]] = field(default_factory=list)  # positions as they were stored last
 
     def store(self, transaction: Transaction) -> None:
         """Positions, counters, instances and what is dirty go with the rows they belong to."""
@@ -71,9 +72,10 @@ class Memory:
         if self.position is None:
             return
         start = self.assembly.open_from(self.position)
-        transaction.execute("DELETE FROM positions WHERE name IN ('journal', 'open_from')")
-        transaction.execute("INSERT INTO positions VALUES ('journal', ?)", [str(self.position)])
-        transaction.execute("INSERT INTO positions VALUES ('open_from', ?)", [str(start)])
+        told = [("journal", str(self.position)), ("open_from", str(start))]
+        if told != self._told:
+            transaction.replace("positions", ("name",), ("name", "position"), told)
+            self._told = told
 
 
 def recalled(around: Surroundings) -> Memory:

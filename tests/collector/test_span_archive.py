@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
+import pytest
 from span_tables import span_table
 from writing import engine_span
 
+from phasewise.collector import archive as archive_module
 from phasewise.collector.archive import SpanArchive
 from phasewise.collector.journal import JournalWriter, Position
 from phasewise.collector.records import SPAN_SCHEMA
@@ -68,3 +71,34 @@ def test_the_first_copy_of_a_span_wins(tmp_path: Path) -> None:
     archive.write(span_table([engine_span(span_id="a" * 16, trace=T, end_s=2.0)], received_unix_ns=HOUR), "first")
     found = archive.trace(T)
     assert found["received_unix_ns"].to_pylist() == [HOUR]
+
+
+def test_a_segment_is_cut_in_pieces_and_the_next_one_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "_PIECE_BYTES", 1)  # every entry is a piece
+    traces = [f"{n:032x}" for n in (3, 1, 2)]
+    with JournalWriter(tmp_path / "journal") as journal:
+        for received, trace in enumerate(traces, start=1):
+            spans = [engine_span(trace=trace, span_id=f"{n:016x}", start_s=float(n)) for n in (2, 1)]
+            journal.append("spans", span_table([*spans, spans[0]], received_unix_ns=HOUR + received))
+        journal.append(
+            "spans", span_table([engine_span(trace=traces[0], span_id=f"{1:016x}")], received_unix_ns=2 * HOUR)
+        )
+        journal.sync()
+    with JournalWriter(tmp_path / "journal") as journal:
+        second = journal.append("spans", span_table([engine_span(trace=T)], received_unix_ns=HOUR))
+        journal.sync()
+    archive = SpanArchive(tmp_path)
+    assert archive.cut(Position(second.segment + 1, 0), most=1) == 1
+    assert archive.archived_segment() == second.segment - 1
+    (file,) = archive.directory.glob("date=*/hour=01/*.parquet")
+    stored = pq.read_table(file)
+    assert stored["trace_id"].to_pylist() == [trace for trace in traces for _ in range(2)]
+    assert stored["span_id"].to_pylist() == [f"{n:016x}" for n in (1, 2)] * 3
+    found = archive.trace(traces[0])  # a copy that came an hour later is in a file of its own
+    assert found["span_id"].to_pylist() == [f"{n:016x}" for n in (1, 2)]
+    assert found["received_unix_ns"].to_pylist() == [HOUR + 1] * 2
+    assert archive.traces([*traces, "e" * 32]).num_rows == 6
+    assert archive.trace(T).num_rows == 1  # still in the journal
+    assert archive.cut(Position(second.segment + 1, 0), most=1) == 1
+    assert archive.cut(Position(second.segment + 1, 0), most=1) == 0
+    assert archive.trace(T).num_rows == 1

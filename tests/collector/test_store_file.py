@@ -160,3 +160,16 @@ def test_a_closed_store_stays_closed(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(MachineError, match="closed"):
         store.query("SELECT 1")
+
+
+def test_rows_take_the_place_of_those_with_the_same_key(tmp_path: Path) -> None:
+    columns_of_it = ("name", "label", "value")
+    many = [("a", str(n), n) for n in range(250)]  # more than one statement takes
+    with Store(tmp_path / "phasewise.duckdb") as store, store.write() as transaction:
+        transaction.replace("counters", ("name", "label"), columns_of_it, many)
+        transaction.replace("counters", ("name", "label"), columns_of_it, [("a", "7", 1_000), ("b", "7", 1)])
+        transaction.replace("counters", ("name", "label"), columns_of_it, [])
+        found = transaction.query("SELECT name, label, value FROM counters")
+    assert sorted(found.iter_rows()) == sorted(
+        [*(row for row in many if row[1] != "7"), ("a", "7", 1_000), ("b", "7", 1)]
+    )
