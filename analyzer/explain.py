@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from phasewise.analyzer.listing import find_requests
 from phasewise.analyzer.replicas import Reader
 from phasewise.analyzer.statistics import rounded
 from phasewise.analyzer.wording import request_sentence
@@ -14,11 +15,7 @@ from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, cause_co
 
 def request_report(store: Reader, rulebook: Rulebook, identifier: str) -> list[dict[str, object]]:
     """One object a request that the identifier names: key, gen_ai.request.id, x-request-id or trace id; times in seconds."""
-    rows = store.query(
-        "SELECT * FROM requests WHERE request_key = ? OR request_id = ? OR client_request_id = ? OR trace_id = ? "
-        "ORDER BY arrival_unix_ns, request_key",
-        (identifier,) * 4,
-    )
+    rows = find_requests(store, identifier, limit=None)
     return [_request(row, rulebook) for row in rows.iter_rows(named=True)]
 
 

@@ -120,7 +120,7 @@ class Answers:
     _watermark: tuple[int, Watermark] | None = None
     _watermark_lock: threading.Lock = field(default_factory=threading.Lock)
     _health_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "writer-health"))
-    _health_asked: Future[dict[str, object]] | None = None
+    _health_asked: Future[tuple[int, Mapping[str, object]]] | None = None
     _health_kept: tuple[int, Mapping[str, object]] | None = None
 
     @property
@@ -284,19 +284,27 @@ class Answers:
         large import holds that for long. Then the last known stand."""
         with self._lock:
             now = self.clock()
+            if self._health_asked is not None and self._health_asked.done():
+                # It came when whoever asked had gone: kept with its own time, and old by now where nobody asks often.
+                if self._health_asked.exception() is None:
+                    self._health_kept = self._health_asked.result()
+                self._health_asked = None
             if self._health_asked is None and not (self._health_kept and 0 <= now - self._health_kept[0] < 10**9):
-                self._health_asked = self._health_pool.submit(self.writer.health)
+                self._health_asked = self._health_pool.submit(self._look_at_writer)
             asked = self._health_asked
         if asked is not None:
             try:
-                found = asked.result(timeout=1.0)
+                self._health_kept = asked.result(timeout=1.0)
             except FutureTimeoutError:
                 return self._health_kept[1] if self._health_kept else {}
             finally:
                 if asked.done():
                     self._health_asked = None
-            self._health_kept = (now, found)
         return self._health_kept[1] if self._health_kept else {}
+
+    def _look_at_writer(self) -> tuple[int, Mapping[str, object]]:
+        told = self.writer.health()
+        return self.clock(), told
 
     def unmapped_spans(self) -> Mapping[str, int]:
         """Spans received so far that no profile knows, by "scope / name"."""

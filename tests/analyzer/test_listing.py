@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import polars as pl
 import pytest
 from builders import START_UNIX_NS, make_request, request_table
 
@@ -96,6 +97,39 @@ def test_a_request_is_found_by_any_of_its_names(store: Store) -> None:
     for name in (row.request_key, row.trace_id, row.request_id, "x-1"):
         assert find_requests(store, str(name))["request_key"].to_list() == [row.request_key]
     assert find_requests(store, "nobody").is_empty()
+
+
+class Watched:
+    """A store that tells what it was asked; `then` happens after the first question."""
+
+    def __init__(self, store: Store, then: str = "") -> None:
+        self.store, self.then = store, then
+        self.asked: list[str] = []
+
+    def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
+        found = self.store.query(sql, parameters)
+        if self.then and not self.asked:
+            with self.store.write() as transaction:
+                transaction.execute(self.then)
+        self.asked.append(sql)
+        return found
+
+
+def test_whoever_waits_for_a_request_has_only_names_read(store: Store) -> None:
+    insert(store, [make_request()])
+    watched = Watched(store)
+    assert find_requests(watched, "not-yet").is_empty()
+    (asked,) = watched.asked
+    assert "*" not in asked
+
+
+def test_a_row_that_is_written_anew_meanwhile_is_found_all_the_same(store: Store) -> None:
+    row = make_request()
+    insert(store, [row, make_request()])
+    watched = Watched(store, "UPDATE requests SET finished_unix_ns = finished_unix_ns + 5000000000")
+    found = find_requests(watched, row.request_key)
+    assert found["request_key"].to_list() == [row.request_key]
+    assert found["finished_unix_ns"].to_list() == [row.finished_unix_ns + 5 * 10**9]
 
 
 def test_neighbours_are_those_whose_prefill_overlapped(store: Store) -> None:
