@@ -11,13 +11,13 @@ from collections.abc import Callable
 import polars as pl
 import pyarrow as pa
 
-from phasewise.collector import ledger
 from phasewise.collector.archive import SpanArchive
 from phasewise.collector.buffer import TraceBuffer
 from phasewise.collector.counters import Counters
 from phasewise.collector.frames import frame_of
 from phasewise.collector.identity import identities
 from phasewise.collector.journal import JournalReader, Position
+from phasewise.collector.ledger import Ledger
 from phasewise.collector.normalize import Normalized, normalize, unmapped_counts
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import SPAN_SCHEMA
@@ -31,8 +31,11 @@ _BY_THEMSELVES = ["steps", "startup"]  # roles of spans that are no part of any 
 class Assembly:
     """Open traces, and the journal entries they came with."""
 
-    def __init__(self, profiles: Profiles, archive: SpanArchive, counters: Counters, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, profiles: Profiles, archive: SpanArchive, counters: Counters, clock: Callable[[], int], ledger: Ledger
+    ) -> None:
         self._profiles = profiles
+        self._ledger = ledger
         self._archive = archive
         self._counters = counters
         self._clock = clock
@@ -76,26 +79,28 @@ class Assembly:
 
         Returns the new spans among them, and of these the engine steps and start-up spans, with their instance.
         """
-        admitted = ledger.admit(transaction, received)
+        admitted = self._ledger.admit(transaction, received)
         self._counters.add("spans", admitted.spans.height)
         self._counters.add("duplicate_spans", admitted.duplicates)
         self._counters.add("conflicting_duplicate", admitted.conflicts)
         spans = self._classified(admitted.spans, self._entries)
         for label, count in unmapped_counts(spans).items():
             self._counters.add("unmapped_spans", count, label)
-        traced = self._traced(spans)
-        late = admitted.late.join(traced.select("trace_id").unique(), on="trace_id", how="semi")
+        traced = own = self._traced(spans)
+        late = admitted.late
+        if not late.is_empty():
+            late = late.join(traced.select("trace_id").unique(), on="trace_id", how="semi")
         if forgotten := self.buffer.missing(late):
             traced = self._with_archived(traced, forgotten)
         self.buffer.add(traced, late)
-        named = spans.filter(pl.col("role").is_in(_BY_THEMSELVES))
+        named = spans.filter(pl.col("role").is_in(_BY_THEMSELVES)) if own.height < spans.height else spans.clear()
         if not named.is_empty():
             named = named.join(identities(named["resource"]), on="resource", how="left", maintain_order="left")
         return admitted.spans, named
 
     def rows_of(self, due: pl.DataFrame) -> Normalized:
         """Rows of whole traces. A trace that breaks the rules' arithmetic is left out and counted: it may not hold up the rest."""
-        spans = due.drop("at_once", "entry").unique(["trace_id", "span_id"], keep="first", maintain_order=True)
+        spans = _each_once(due.drop("at_once", "entry"))
         try:
             return normalize(spans, self._profiles)
         except Exception:
@@ -122,11 +127,19 @@ class Assembly:
     def _traced(spans: pl.DataFrame) -> pl.DataFrame:
         """Spans that wait for their trace, in the buffer's columns."""
         columns = [*SPAN_SCHEMA.names, "profile", "role", "at_once", "entry"]
-        return spans.filter(~pl.col("role").is_in(_BY_THEMSELVES)).select(columns)
+        others = spans["role"].is_in(_BY_THEMSELVES)
+        return (spans.filter(~others) if others.any() else spans).select(columns)
 
     def _with_archived(self, spans: pl.DataFrame, trace_ids: list[str]) -> pl.DataFrame:
         """Late spans with the earlier ones of their traces, which are in no buffer any more."""
         self._counters.add("reopened_traces", len(trace_ids))
         stored = frame_of(self._archive.traces(trace_ids, self._clock() - DAY_NS))
         earlier = self._traced(self._classified(stored, self._entries))
-        return pl.concat([spans, earlier]).unique(["trace_id", "span_id"], keep="first", maintain_order=True)
+        return _each_once(pl.concat([spans, earlier]))
+
+
+def _each_once(spans: pl.DataFrame) -> pl.DataFrame:
+    """The first of each (trace_id, span_id); most spans are there once, and to copy all of them is dear."""
+    ids = ["trace_id", "span_id"]
+    repeated = spans.select(pl.struct(ids).is_duplicated().any()).item()
+    return spans.unique(ids, keep="first", maintain_order=True) if repeated else spans

@@ -7,7 +7,7 @@ integers, doubles and texts, and what such a value means is for `readings` to sa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import polars as pl
@@ -21,6 +21,7 @@ Wanted = Literal["number", "count", "text", "list", "any"]
 LEAST_ROWS = 256  # below, typed reading costs more than it saves
 _BLOCK_BYTES = 64 << 20
 _DECODER = json.JSONDecoder()
+_EXACT = 2.0**53  # whole numbers below are doubles without loss
 
 
 def columns_of(texts: pl.Series, wanted: Mapping[str, Wanted]) -> dict[str, Column]:
@@ -28,6 +29,8 @@ def columns_of(texts: pl.Series, wanted: Mapping[str, Wanted]) -> dict[str, Colu
 
     texts: JSON objects, their keys written without escapes.
     """
+    if len(texts) >= LEAST_ROWS and (found := _decoded(texts.fill_null("{}"), wanted)) is not None:
+        return found
     told = texts.fill_null("{}").to_list()
     whole = "\n".join(told)
     present = {key: kind for key, kind in wanted.items() if f'"{key}":' in whole}
@@ -46,9 +49,93 @@ def repeated_columns(texts: pl.Series, keys: list[str]) -> dict[str, Column]:
         return {}
     told = texts.fill_null("{}")
     distinct = told.unique()
-    place = told.replace_strict(distinct, pl.int_range(len(distinct), eager=True), return_dtype=pl.UInt32).to_list()
     rows = [json.loads(text) for text in distinct]
-    return {key: [rows[i].get(key) for i in place] for key in keys if any(key in row for row in rows)}
+    present = [key for key in keys if any(key in row for row in rows)]
+    if not present:
+        return {}
+    numbers = pl.int_range(len(distinct), eager=True, dtype=pl.UInt32)
+    place = told.replace_strict(distinct, numbers, return_dtype=pl.UInt32) if len(distinct) > 1 else None
+    return {key: _repeated([row.get(key) for row in rows], place, len(told)) for key in present}
+
+
+def _repeated(values: list[Value], place: pl.Series | None, rows: int) -> Column:
+    """A value of `values` for each row, the one at `place` (None: the only one)."""
+    if all(isinstance(value, str | None) for value in values):
+        series = pl.Series(values, dtype=pl.String)
+        return series.new_from_index(0, rows) if place is None else series.gather(place)
+    return values * rows if place is None else [values[i] for i in place]
+
+
+def _decoded(texts: pl.Series, wanted: Mapping[str, Wanted]) -> dict[str, Column] | None:
+    """The columns in one pass over all texts; None where a value is not of the kind that its reader takes first.
+
+    The decoder turns values of other kinds into the kind it is asked for. So each kind is asked for in a form that shows what was
+    turned: counts as doubles, which keep a fraction, and texts, where numbers still look like numbers; spans with truths, or with
+    escaped halves of characters, are left to others.
+    """
+    kinds = _kinds(json.loads(texts[0]), wanted)
+    mixed = [f'"{key}":' for key, kind in wanted.items() if kind == "any"]
+    if kinds is None or texts.str.contains_any([":true", ":false", "\\ud", *mixed]).any():
+        return None
+    try:
+        frame = texts.str.json_decode(pl.Struct(kinds)).struct.unnest()
+    except pl.exceptions.PolarsError:
+        return None
+    found: dict[str, Column] = {}
+    for key, kind in wanted.items():
+        values = frame[key]
+        if values.null_count() == len(values):
+            continue
+        exact = _WITNESSES[kind](values)
+        if exact is None:
+            return None
+        found[key] = exact
+    return found
+
+
+def _kinds(first: Mapping[str, Value], wanted: Mapping[str, Wanted]) -> dict[str, pl.DataType] | None:
+    """What to decode each key as, by the first span where that has it; None where even that one has another kind."""
+    found: dict[str, pl.DataType] = {}
+    for key, kind in wanted.items():
+        found[key] = _FORMS[kind]
+        if first.get(key) is not None:
+            told = _arrow_type(first[key], kind)
+            if told is None:
+                return None
+            if kind == "text" and told != pa.string():
+                found[key] = pl.List(pl.String())
+    return found
+
+
+def _whole(values: pl.Series) -> pl.Series | None:
+    """Doubles as whole numbers, if they are such and small enough to have been told exactly."""
+    exact = (values.abs() < _EXACT) & (values == values.floor())
+    return values.cast(pl.Int64) if exact.all() else None
+
+
+def _lists(values: pl.Series) -> pl.Series | None:
+    return values.cast(pl.List(pl.Int64)) if _whole(values.explode().drop_nulls()) is not None else None
+
+
+def _no_numbers(values: pl.Series) -> pl.Series | None:
+    texts = values.explode() if isinstance(values.dtype, pl.List) else values
+    return values if texts.cast(pl.Float64, strict=False).null_count() == len(texts) else None
+
+
+_FORMS: dict[Wanted, pl.DataType] = {
+    "number": pl.Float64(),
+    "count": pl.Float64(),
+    "text": pl.String(),
+    "list": pl.List(pl.Float64()),
+    "any": pl.String(),
+}
+_WITNESSES: dict[Wanted, Callable[[pl.Series], pl.Series | None]] = {
+    "number": lambda values: values,
+    "count": _whole,
+    "text": _no_numbers,
+    "list": _lists,
+    "any": lambda values: None,
+}
 
 
 def _schema(whole: str, present: Mapping[str, Wanted]) -> pa.Schema | None:

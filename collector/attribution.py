@@ -26,6 +26,8 @@ STEPS_LIMIT = 100_000
 FINAL_STEPS_LIMIT = 500_000
 LEAST_NS = 60 * 10**9
 _KEPT_BY_WRITER = ("request_key", "revision", "final")
+_NO_ROWS = pl.DataFrame(schema=FULL_SCHEMA)
+_NULLS = {name: pl.lit(None, dtype=kind).alias(name) for name, kind in FULL_SCHEMA.items()}
 _CONTEXT_SCHEMA = {name: FULL_SCHEMA[name] for name in REQUEST_COLUMNS}
 
 
@@ -128,8 +130,14 @@ def _between(
 
 def typed(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of `requests` with exactly the columns and types of the record."""
-    missing = [pl.lit(None).alias(name) for name in FULL_SCHEMA if name not in rows.columns]
-    return rows.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in FULL_SCHEMA.items())
+    if rows.is_empty():
+        return _NO_ROWS
+    known = rows.schema
+    others = {name: pl.col(name).cast(kind) for name, kind in FULL_SCHEMA.items() if known.get(name, kind) != kind}
+    if not others and known.names() == _NO_ROWS.columns:
+        return rows
+    absent = [null for name, null in _NULLS.items() if name not in known]
+    return rows.with_columns([*absent, *others.values()]).select(_NO_ROWS.columns)
 
 
 def attributed(
@@ -224,5 +232,4 @@ def _stored_columns(transaction: Transaction, targets: pl.DataFrame, names: Sequ
 
 def without_attribution(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of normalization with the columns attribution will fill, all unknown."""
-    nothing = [pl.lit(None, dtype=FULL_SCHEMA[name]).alias(name) for name in ATTRIBUTED]
-    return typed(rows.with_columns(nothing).with_columns(pl.lit(False).alias("final")))
+    return typed(rows.drop(ATTRIBUTED, strict=False).with_columns(pl.lit(False).alias("final")))

@@ -26,32 +26,40 @@ def buffered_schema() -> dict[str, pl.DataType | type[pl.DataType]]:
     return {**empty.schema, "profile": pl.String, "role": pl.String, "at_once": pl.Boolean, "entry": pl.Int64}
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """Spans that settled together; when the last of them was received."""
+
+    newest_unix_ns: int
+    spans: pl.DataFrame
+
+
 @dataclass(slots=True)
 class TraceBuffer:
-    """open: spans not settled; recent: spans of settled traces; counters: what had to be given up."""
+    """open: spans not settled; evicted: how many traces had to be given up. A trace is either open or among those settled lately."""
 
     open: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=buffered_schema()))
-    recent: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=buffered_schema()))
     evicted: int = 0
+    _recent: list[_Settled] = field(default_factory=list)  # the oldest first
 
     def add(self, spans: pl.DataFrame, late: pl.DataFrame) -> None:
         """New spans; settled traces that go on (`late`: their trace_id) are open again, with all their spans."""
-        back = self.recent.join(late, on="trace_id", how="semi")
-        if not back.is_empty():
-            self.recent = self.recent.join(late, on="trace_id", how="anti")
-        self.open = pl.concat([self.open, back, spans])
+        self.open = pl.concat([self.open, *self._taken_back(self._not_open(late)), spans])
 
     def missing(self, trace_ids: pl.DataFrame) -> list[str]:
         """Of some traces (column trace_id) those of which nothing is held."""
-        held = pl.concat([self.open.select("trace_id"), self.recent.select("trace_id")])
-        return trace_ids.join(held, on="trace_id", how="anti")["trace_id"].to_list()
+        wanted = self._not_open(trace_ids)
+        for one in self._recent if len(wanted) else ():
+            wanted = wanted.filter(~wanted.is_in(one.spans["trace_id"].implode()))
+        return wanted.to_list()
 
     def take_due(self, settled_before_unix_ns: int, now_unix_ns: int) -> pl.DataFrame:
-        """Spans of the traces that settle now; they move to `recent`.
+        """Spans of the traces that settle now; they are kept in mind for a while.
 
         settled_before_unix_ns: a trace whose last span was received before that is complete as far as we know.
         """
         if self.open.is_empty():
+            self._keep_recent(self.open, now_unix_ns)
             return self.open
         traces = self.open.group_by("trace_id").agg(
             pl.col("received_unix_ns").max().alias("last"),
@@ -63,26 +71,57 @@ class TraceBuffer:
         complete = (pl.col("last") <= settled_before_unix_ns) & ~waits_for_root
         given_up = pl.col("last") <= now_unix_ns - ROOT_WAIT_NS
         due = traces.filter(pl.col("at_once") | complete | given_up).select("trace_id")
-        taken = self.take_traces(due, now_unix_ns)
+        taken = self._taken(due, now_unix_ns) if due.height < traces.height else self._all(now_unix_ns)
         self._limit_open()
         return taken
 
     def take_traces(self, traces: pl.DataFrame, now_unix_ns: int) -> pl.DataFrame:
         """Spans of these traces (column trace_id), settled now whatever may follow."""
-        taken = self.open.join(traces, on="trace_id", how="semi").with_columns(pl.lit(False).alias("at_once"))
-        self.open = self.open.join(traces, on="trace_id", how="anti")
-        self._keep_recent(taken, now_unix_ns)
-        return taken
+        return self._taken(traces, now_unix_ns)
 
     def open_entries(self) -> list[int]:
         """Numbers of the journal entries that open spans came with."""
         return self.open["entry"].drop_nulls().unique().to_list()
 
+    def _all(self, now_unix_ns: int) -> pl.DataFrame:
+        taken = self.open.with_columns(pl.lit(False).alias("at_once"))
+        self.open = self.open.clear()
+        self._keep_recent(taken, now_unix_ns)
+        return taken
+
+    def _taken(self, traces: pl.DataFrame, now_unix_ns: int) -> pl.DataFrame:
+        chosen = self.open["trace_id"].is_in(traces["trace_id"].implode())
+        taken = self.open.filter(chosen).with_columns(pl.lit(False).alias("at_once"))
+        self.open = self.open.filter(~chosen)
+        self._keep_recent(taken, now_unix_ns)
+        return taken
+
+    def _not_open(self, traces: pl.DataFrame) -> pl.Series:
+        wanted = traces["trace_id"]
+        return wanted.filter(~wanted.is_in(self.open["trace_id"].implode())) if len(wanted) else wanted
+
+    def _taken_back(self, traces: pl.Series) -> list[pl.DataFrame]:
+        """Spans of settled traces, which are not settled any more."""
+        back, kept = [], []
+        for one in self._recent:
+            again = one.spans["trace_id"].is_in(traces.implode()) if len(traces) else None
+            if again is None or not again.any():
+                kept.append(one)
+                continue
+            back.append(one.spans.filter(again))
+            kept.append(_Settled(one.newest_unix_ns, one.spans.filter(~again)))
+        self._recent = kept
+        return back
+
     def _keep_recent(self, taken: pl.DataFrame, now_unix_ns: int) -> None:
-        if taken.is_empty() and self.recent.is_empty():
-            return
-        young = self.recent.filter(pl.col("received_unix_ns") > now_unix_ns - RECENT_NS)
-        self.recent = pl.concat([young, taken]).tail(RECENT_SPANS)
+        """Whole groups are forgotten, not span by span: all that is kept would have to be copied again and again."""
+        self._recent = [one for one in self._recent if one.newest_unix_ns > now_unix_ns - RECENT_NS]
+        newest = taken["received_unix_ns"].max()
+        if isinstance(newest, int):
+            self._recent.append(_Settled(newest, taken.tail(RECENT_SPANS)))
+        count = sum(one.spans.height for one in self._recent)
+        while count > RECENT_SPANS:
+            count -= self._recent.pop(0).spans.height
 
     def _limit_open(self) -> None:
         """Over the limit the oldest spans are let go: their traces come back from the archive when they go on."""

@@ -40,7 +40,10 @@ class Calls:
 def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame) -> Calls:
     """Join the sides of each call. spans: classified, with identities; engine_rows: rows of the engine spans among them."""
     clients = spans.filter(pl.col("role") == "client")
-    if clients.is_empty() and not spans["parent_span_id"].count():
+    sides = spans.filter(pl.col("role").is_in(["engine", "client", "tool"]))
+    if (
+        clients.is_empty() and not sides["parent_span_id"].count()
+    ):  # nothing stands above any call: there is nothing to join
         return Calls(engine_rows, pl.DataFrame(schema=TURN_SCHEMA), [])
     calls = engine_rows.select(*SPAN, "call_key")
     nodes = pl.concat(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from phasewise.collector.keys import span_hashes, trace_hashes
+from phasewise.collector.sieve import Sieve
 from phasewise.collector.store import Transaction
 
 LEDGER_SPANS = 2_000_000
@@ -29,6 +31,8 @@ _CONTENT = (
     "events",
 )
 _SEED = 0x5048415345
+_TRACES = np.uint64(0xA5A5A5A55A5A5A5A)  # a trace stands in the sieve beside its spans
+SIEVE_NUMBERS = 4 * LEDGER_SPANS  # more than that lets too much through: it is made anew, without what was pruned
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,44 +45,88 @@ class Admitted:
     conflicts: int
 
 
-def admit(transaction: Transaction, spans: pl.DataFrame) -> Admitted:
-    """Leave out what came before, note the rest. `spans` in the order they were received."""
-    content = spans.select(pl.struct(_CONTENT).hash(_SEED).alias("content")).to_series()
-    hashed = spans.with_columns(
-        span_hashes(spans["trace_id"], spans["span_id"]).alias("_span"),
-        trace_hashes(spans["trace_id"]).alias("_trace"),
-        content.alias("_content"),
+class Ledger:
+    """The ledger, and what is known of it without asking: most spans are new, and a sieve tells so. The sieve may hold more than the
+    table (what was rolled back or pruned), never less."""
+
+    def __init__(self) -> None:
+        self._sieve: Sieve | None = None
+
+    def forget(self) -> None:
+        """The table may be another one now."""
+        self._sieve = None
+
+    def admit(self, transaction: Transaction, spans: pl.DataFrame) -> Admitted:
+        """Leave out what came before, note the rest. `spans` in the order they were received."""
+        sieve = self._read(transaction)
+        content = spans.select(pl.struct(_CONTENT).hash(_SEED).alias("content")).to_series()
+        told = pl.DataFrame(
+            [
+                span_hashes(spans["trace_id"], spans["span_id"]),
+                trace_hashes(spans["trace_id"]),
+                content,
+                spans["received_unix_ns"],
+            ]
+        )
+        conflicts = 0
+        possible = sieve.may_hold(told["trace"].to_numpy(), told["span"].to_numpy())
+        if possible.any() or told["span"].n_unique() < told.height:
+            chosen, conflicts = _first_copies(transaction, told, pl.Series(possible))
+            new, admitted = told[chosen], spans[chosen]
+        else:
+            new, admitted = told, spans
+        late = _late(transaction, new, admitted, sieve)
+        _note(sieve, new)
+        transaction.insert("span_ledger", new)
+        return Admitted(admitted, late, spans.height - new.height - conflicts, conflicts)
+
+    def _read(self, transaction: Transaction) -> Sieve:
+        sieve = self._sieve
+        if sieve is None or sieve.added > SIEVE_NUMBERS:
+            sieve = Sieve()
+            _note(sieve, transaction.query("SELECT span, trace FROM span_ledger"))
+            self._sieve = sieve  # only now: one that was not filled would let everything pass as new
+        return sieve
+
+
+def _note(sieve: Sieve, told: pl.DataFrame) -> None:
+    traces = told["trace"].unique().to_numpy()
+    sieve.add(told["trace"].to_numpy(), told["span"].to_numpy())
+    sieve.add(traces, traces ^ _TRACES)
+
+
+def _first_copies(transaction: Transaction, told: pl.DataFrame, possible: pl.Series) -> tuple[pl.Series, int]:
+    """Places of the spans that are new, and how many of the others say something else.
+
+    The first copy wins, whether it came in an earlier batch or in this one: every later copy is held against that one.
+    """
+    first = (
+        told.with_columns(possible.alias("possible"))
+        .with_row_index("place")
+        .unique(subset="span", keep="first", maintain_order=True)
     )
-    first = hashed.unique(subset="_span", keep="first", maintain_order=True)
     known = transaction.query(
-        "SELECT l.span AS _span, any_value(l.content) AS _known FROM span_ledger l SEMI JOIN batch b ON l.span = b._span GROUP BY 1",
-        batch=first.select("_span"),
+        "SELECT l.span, any_value(l.content) AS known FROM span_ledger l SEMI JOIN batch b ON l.span = b.span GROUP BY 1",
+        batch=first.filter("possible").select("span"),
     )
-    # The first copy wins, whether it came in an earlier batch or in this one: every later copy is held against that one.
-    own = first.select("_span", pl.col("_content").alias("_known")).join(known, on="_span", how="anti")
-    kept = pl.concat([known, own])
-    conflicts = hashed.join(kept, on="_span", how="inner").filter(pl.col("_content") != pl.col("_known")).height
-    new = first.join(known.select("_span"), on="_span", how="anti", maintain_order="left")
+    new = first.join(known, on="span", how="anti", maintain_order="left")
+    kept = pl.concat([known, new.select("span", pl.col("content").alias("known"))])
+    conflicts = told.join(kept, on="span", how="inner").filter(pl.col("content") != pl.col("known")).height
+    return new["place"], conflicts
+
+
+def _late(transaction: Transaction, new: pl.DataFrame, spans: pl.DataFrame, sieve: Sieve) -> pl.DataFrame:
+    traces = new["trace"].unique()
+    numbers = traces.to_numpy()
+    possible = traces.filter(pl.Series(sieve.may_hold(numbers, numbers ^ _TRACES)))
+    if possible.is_empty():
+        return spans.select("trace_id").clear()
     late = transaction.query(
-        "SELECT l.trace AS _trace FROM span_ledger l SEMI JOIN batch b ON l.trace = b._trace GROUP BY 1 HAVING count(*) <= ?",
+        "SELECT l.trace FROM span_ledger l SEMI JOIN batch b ON l.trace = b.trace GROUP BY 1 HAVING count(*) <= ?",
         [CROWDED_SPANS],
-        batch=new.select("_trace").unique(),
+        batch=possible.to_frame(),
     )
-    transaction.insert(
-        "span_ledger",
-        new.select(
-            pl.col("_span").alias("span"),
-            pl.col("_trace").alias("trace"),
-            pl.col("_content").alias("content"),
-            "received_unix_ns",
-        ),
-    )
-    return Admitted(
-        spans=new.drop("_span", "_trace", "_content"),
-        late=new.join(late, on="_trace", how="semi").select("trace_id").unique(),
-        duplicates=spans.height - new.height - conflicts,
-        conflicts=conflicts,
-    )
+    return spans.filter(new["trace"].is_in(late["trace"].implode())).select("trace_id").unique()
 
 
 def prune(transaction: Transaction) -> None:

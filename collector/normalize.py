@@ -46,12 +46,12 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
     known = spans.join(identities(spans["resource"]), on="resource", how="left", maintain_order="left")
     classified = known if "role" in known.columns else profiles.classify(known)
     classified, given_way = with_fronts(profiles, with_shapes(profiles, classified))
-    engines = classified.filter(pl.col("role") == "engine")
+    engines = _chosen(classified, classified["role"] == "engine")
     marks = [p.supplement for p in profiles.ordered if p.supplement]
-    supplement = pl.any_horizontal(
-        pl.lit(False), *(pl.col("attributes").str.contains(f'"{mark}":true', literal=True) for mark in marks)
-    )
-    own = engines.filter(~supplement)
+    supplement = pl.Series([False]).new_from_index(0, engines.height)
+    for mark in marks:
+        supplement |= engines["attributes"].str.contains(f'"{mark}":true', literal=True)
+    own = _chosen(engines, ~supplement)
     halves = halves_of(profiles, classified, own)
     rows, prefills = marked(_engine_rows(profiles, own, classified), halves)
     calls = calls_of(profiles, classified, rows)
@@ -69,22 +69,29 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
     )
 
 
+def _chosen(spans: pl.DataFrame, chosen: pl.Series) -> pl.DataFrame:
+    """Without copying where all are."""
+    return spans if chosen.all() else spans.filter(chosen)
+
+
 def _engine_rows(profiles: Profiles, roots: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     if roots.is_empty():
         return empty_requests()
     present = [profiles.by_id[profile] for profile in roots["profile"].unique().sort()]
     parts = slices_of([p for p in present if p.settle == "trace"], spans, roots)
-    return pl.concat([requests_of(p, roots.filter(pl.col("profile") == p.id), parts) for p in present])
+    return pl.concat([requests_of(p, _chosen(roots, roots["profile"] == p.id), parts) for p in present])
 
 
 def settings_of(profiles: Profiles, roots: pl.DataFrame) -> list[tuple[str, dict[str, object]]]:
     """Settings by instance that resources of engine spans tell, in the order of time; what a resource lacks is not among them."""
-    told = roots.filter(pl.col("instance").is_not_null()).sort("start_unix_ns")
-    distinct = told.unique(["instance", "profile", "resource"], keep="last", maintain_order=True)
+    telling = [p.id for p in profiles.ordered if p.span_settings]
+    told = roots.filter(pl.col("instance").is_not_null() & pl.col("profile").is_in(telling))
+    newest = told.group_by("instance", "profile", "resource").agg(pl.col("start_unix_ns").max())
+    distinct = newest.sort("start_unix_ns", "instance", "profile", "resource")
     found = []
     for instance, profile, resource in distinct.select("instance", "profile", "resource").iter_rows():
         keys = profiles.by_id[profile].span_settings
-        facts = json.loads(resource) if keys else {}
+        facts = json.loads(resource)
         if values := {name: facts[key] for name, key in keys.items() if facts.get(key) not in (None, "")}:
             found.append((instance, values))
     return found

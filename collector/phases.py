@@ -1,12 +1,12 @@
 """The rules of one engine profile applied to its request spans: values, judgement, derivations, moments, residual.
 
-Input and output are frames with one row a request span. Working columns carry the names of the profile; flags of what was
-done to a row are collected in list column `_flags`.
+Input and output are frames with one row a request span. Working columns carry the names of the profile; what was done to a row
+is told by columns `_flag:x`, where its values are from by columns `_source:x`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from graphlib import TopologicalSorter
 from operator import add, and_, or_
@@ -15,7 +15,7 @@ import polars as pl
 
 from phasewise.collector import trees
 from phasewise.collector.durations import seconds
-from phasewise.rules.engine_parts import Derivation, Moment
+from phasewise.rules.engine_parts import Derivation, Moment, Slice
 from phasewise.rules.engine_profile import EngineProfile, dependencies
 
 SENTINEL_S = -1.0
@@ -27,15 +27,36 @@ BEYOND_S, BEYOND_RATIO = (
 )  # the larger: nothing inside a request lasts longer than the request by more than that
 MOMENTS = ("queued_unix_ns", "scheduled_unix_ns", "first_token_unix_ns")
 PHASES = ("queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "combined_s")
-GROUP = ["trace_id", "root"]
+ROW = "_row"  # of a part: the place of its request among those of one profile
+FLAG = "_flag:"  # columns of what was done to a row
+SOURCE = "_source:"  # columns of where a value is from: its place in SOURCES, counted from 1
+SOURCES = ("measured:attribute", "measured:span", "measured:event", "inferred:difference", "inferred:mean_gap")
+
+
+def sourced(source: str) -> pl.Expr:
+    """That a value is from there, in a column `_source:x`."""
+    return pl.lit(SOURCES.index(source) + 1, dtype=pl.UInt8)
 
 
 def judged(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
     """Values no duration can have become null, with a flag: sentinel_x, negative_x, range_x; slightly negative ones become 0
     (clamped)."""
-    for name in names:
+    for name in _where_any(frame, {name: _strange(name) for name in names}):
         frame = _judge(frame, name)
     return frame
+
+
+def _strange(name: str) -> pl.Expr:
+    """Values that have to be judged: most columns have none, and one look at all of them tells."""
+    return ~pl.col(name).is_between(0.0, LONGEST_S)
+
+
+def _where_any(frame: pl.DataFrame, tests: Mapping[str, pl.Expr]) -> list[str]:
+    """Names of the tests that hold somewhere."""
+    if not tests:
+        return []
+    found = frame.select(test.any().alias(name) for name, test in tests.items()).row(0)
+    return [name for name, holds in zip(tests, found, strict=True) if holds]
 
 
 def _judge(frame: pl.DataFrame, name: str, field: str = "") -> pl.DataFrame:
@@ -50,15 +71,9 @@ def _judge(frame: pl.DataFrame, name: str, field: str = "") -> pl.DataFrame:
         .then(pl.lit(f"negative_{short}"))
     )
     clamp = (value < 0) & (value >= -CLAMP_S)
-    if not frame.select((wrong.is_not_null() | clamp).any()).item():
-        return frame
     flag = pl.coalesce(wrong, pl.when(clamp).then(pl.lit("clamped")))
     cleaned = pl.when(wrong.is_not_null()).then(None).when(clamp).then(0.0).otherwise(value)
-    return (
-        flagged(frame.with_columns(flag.alias("_flag")), pl.col("_flag"))
-        .with_columns(cleaned.alias(name))
-        .drop("_flag")
-    )
+    return flagged(frame, flag).with_columns(cleaned.alias(name))
 
 
 def limit_s(e2e: pl.Expr) -> pl.Expr:
@@ -66,14 +81,15 @@ def limit_s(e2e: pl.Expr) -> pl.Expr:
     return e2e + pl.max_horizontal(pl.lit(BEYOND_S), e2e * BEYOND_RATIO)
 
 
-def bounded(frame: pl.DataFrame, name: str, field: str = "") -> pl.DataFrame:
+def _beyond(name: str) -> pl.Expr:
+    return (pl.col(name) > limit_s(pl.col("e2e_s"))).fill_null(False)
+
+
+def _bounded(frame: pl.DataFrame, name: str, field: str = "") -> pl.DataFrame:
     """A duration that ends after its request is a contradiction: null, with flag x_beyond_end."""
-    beyond = (pl.col(name) > limit_s(pl.col("e2e_s"))).fill_null(False)
-    if not frame.select(beyond.any()).item():
-        return frame
     short = (field or name).removeprefix("own_").removesuffix("_s")
-    frame = flagged(frame.with_columns(beyond.alias("_beyond")), pl.when("_beyond").then(pl.lit(f"{short}_beyond_end")))
-    return frame.with_columns(pl.when(~pl.col("_beyond")).then(pl.col(name)).alias(name)).drop("_beyond")
+    frame = flagged(frame, pl.when(_beyond(name)).then(pl.lit(f"{short}_beyond_end")))
+    return frame.with_columns(pl.when(~_beyond(name)).then(pl.col(name)).alias(name))
 
 
 def told_within(rows: pl.DataFrame) -> pl.DataFrame:
@@ -91,50 +107,71 @@ def told_within(rows: pl.DataFrame) -> pl.DataFrame:
     return rows
 
 
-def flagged(frame: pl.DataFrame, flag: pl.Expr) -> pl.DataFrame:
-    """`flag` (text or null) added to the row's flags."""
-    return frame.with_columns(pl.concat_list("_flags", flag.alias("_new")).alias("_flags"))
+def flagged(frame: pl.DataFrame, *flags: pl.Expr | pl.Series) -> pl.DataFrame:
+    """Flags (text or null) added to those of the rows, each as a column of its own until `completed` puts them together."""
+    before = sum(name.startswith(FLAG) for name in frame.columns)
+    return frame.with_columns(flag.alias(f"{FLAG}{before + number}") for number, flag in enumerate(flags))
 
 
 def with_slices(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame) -> pl.DataFrame:
-    """Phase seconds from child spans as columns `_slice:x`, and moments from them, joined to the request spans."""
-    found = trees.extents(parts)
+    """Phase seconds from child spans as columns `_slice:x`, and moments from them. parts: spans with the place of their request in
+    `frame` as `_row`."""
+    found = trees.extents(parts, [ROW])
     interruptions = _interruptions(profile, parts)
     lengths = found.with_columns(seconds(pl.col("end_unix_ns") - pl.col("start_unix_ns")).alias("s"))
     if interruptions is not None:
-        inside = trees.overlaps(found, interruptions, GROUP)
-        lengths = lengths.join(inside, on=[*GROUP, "name"], how="left").with_columns(
+        inside = trees.overlaps(found, interruptions, [ROW])
+        lengths = lengths.join(inside, on=[ROW, "name"], how="left").with_columns(
             (pl.col("s") - pl.col("overlap_s").fill_null(0.0)).alias("s")
         )
-    columns = [  # one name after the other, so that the sum does not depend on the order of rows
-        reduce(add, (pl.col("s").filter(pl.col("name") == one).sum() for one in part.names)).alias(f"_slice:{name}")
-        for name, part in profile.slices.items()
-        if part.how == "extent"
+    extent = {name: part.names for name, part in profile.slices.items() if part.how == "extent"}
+    moments = {name: m for name, m in profile.moments.items() if not m.at and not m.event}
+    read = {one for names in extent.values() for one in names}
+    read |= {one for m in moments.values() for one in (*m.start_of, *m.end_of)}
+    wide = by_place(frame.height, *(_of_name(lengths, one) for one in sorted(read)))
+    columns = [
+        *(_slice_seconds(names).alias(f"_slice:{name}") for name, names in extent.items()),
+        *(_slice_moment(moment).alias(name) for name, moment in moments.items()),
     ]
-    known = [
-        pl.col("name").is_in(part.names).any().alias(f"_known:{name}")
+    others = [
+        _slice_of(parts, part, interruptions if name == profile.interrupted_by else None).rename(
+            {"s": f"_slice:{name}"}
+        )
         for name, part in profile.slices.items()
-        if part.how == "extent"
+        if part.how != "extent"
     ]
-    moments = [
-        _slice_moment(name, moment) for name, moment in profile.moments.items() if not moment.at and not moment.event
-    ]
-    per_root = lengths.group_by(GROUP).agg(*columns, *known, *moments)
-    per_root = per_root.with_columns(
-        pl.when(pl.col(f"_known:{name}")).then(pl.col(f"_slice:{name}")).alias(f"_slice:{name}")
-        for name, part in profile.slices.items()
-        if part.how == "extent"
-    ).drop([f"_known:{name}" for name, part in profile.slices.items() if part.how == "extent"])
-    for name, part in profile.slices.items():
-        if part.how == "union":
-            unions = trees.union_seconds(parts.filter(pl.col("name").is_in(part.names)), GROUP, f"_slice:{name}")
-            per_root = per_root.join(unions, on=GROUP, how="left")
-        elif part.how == "first":
-            own = parts.filter(pl.col("name").is_in(part.names)).sort("start_unix_ns", "end_unix_ns")
-            length = seconds((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first())
-            firsts = own.group_by(GROUP, maintain_order=True).agg(length.alias(f"_slice:{name}"))
-            per_root = per_root.join(firsts, on=GROUP, how="left")
-    return frame.join(per_root, left_on=["trace_id", "span_id"], right_on=GROUP, how="left", maintain_order="left")
+    return frame.hstack(wide.select(columns)).hstack(by_place(frame.height, *others).drop(ROW))
+
+
+def by_place(height: int, *found: pl.DataFrame) -> pl.DataFrame:
+    """Frames with one row a request that they tell of (its place as `_row`), side by side for all `height` requests."""
+    whole = pl.DataFrame({ROW: pl.int_range(height, dtype=pl.UInt32, eager=True)})
+    for one in found:
+        whole = whole.join(one, on=ROW, how="left", maintain_order="left")
+    return whole
+
+
+def _of_name(lengths: pl.DataFrame, name: str) -> pl.DataFrame:
+    told = ("s", "start_unix_ns", "end_unix_ns")
+    own = lengths.filter(pl.col("name") == name)
+    return own.select(ROW, *(pl.col(column).alias(f"{name}:{column}") for column in told))
+
+
+def _slice_seconds(names: Sequence[str]) -> pl.Expr:
+    """One name after the other, so that the sum does not depend on the order of rows; null where none is there."""
+    each = [pl.col(f"{name}:s") for name in names]
+    return pl.when(pl.any_horizontal(one.is_not_null() for one in each)).then(
+        reduce(add, (one.fill_null(0.0) for one in each))
+    )
+
+
+def _slice_of(parts: pl.DataFrame, part: Slice, merged: pl.DataFrame | None) -> pl.DataFrame:
+    """Seconds (`s`) of a slice that is not told by its whole extent. merged: its intervals made disjoint, where that was done."""
+    own = parts.filter(pl.col("name").is_in(part.names))
+    if part.how == "union":
+        return trees.union_seconds(own if merged is None else merged, [ROW], "s")
+    length = seconds((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first())
+    return own.sort("start_unix_ns", "end_unix_ns").group_by(ROW, maintain_order=True).agg(length.alias("s"))
 
 
 def _interruptions(profile: EngineProfile, parts: pl.DataFrame) -> pl.DataFrame | None:
@@ -143,23 +180,24 @@ def _interruptions(profile: EngineProfile, parts: pl.DataFrame) -> pl.DataFrame 
     if part is None:
         return None
     own = parts.filter(pl.col("name").is_in(part.names))
-    return None if own.is_empty() else trees.merged(own, GROUP)
+    return None if own.is_empty() else trees.merged(own, [ROW])
 
 
-def _slice_moment(name: str, moment: Moment) -> pl.Expr:
-    column, names = ("start_unix_ns", moment.start_of) if moment.start_of else ("end_unix_ns", moment.end_of)
-    chosen = pl.col(column).filter(pl.col("name").is_in(names))
-    return (chosen.min() if moment.start_of else chosen.max()).alias(name)
+def _slice_moment(moment: Moment) -> pl.Expr:
+    if moment.start_of:
+        return pl.min_horizontal(f"{name}:start_unix_ns" for name in moment.start_of)
+    return pl.max_horizontal(f"{name}:end_unix_ns" for name in moment.end_of)
 
 
 def settled(frame: pl.DataFrame, profile: EngineProfile) -> pl.DataFrame:
     """Everything the profile derives, in the order the values need each other; column `_source:x` says where x is from.
 
-    Needs columns: the profile's times (already judged), `_slice:x`, arrival_unix_ns, e2e_s, output_tokens, `_flags`.
+    Needs columns: the profile's times (already judged), `_slice:x`, arrival_unix_ns, e2e_s, output_tokens.
     """
     frame = _sources(frame, profile)
-    for name in sorted({*profile.times, *profile.slices} - {"e2e_s"}):
-        frame = bounded(frame, name)
+    told = sorted({*profile.times, *profile.slices} - {"e2e_s"})
+    for name in _where_any(frame, {name: _beyond(name) for name in told}):
+        frame = _bounded(frame, name)
     for name in TopologicalSorter(dependencies(profile)).static_order():
         if name in profile.moments:
             moment = profile.moments[name]
@@ -172,10 +210,13 @@ def settled(frame: pl.DataFrame, profile: EngineProfile) -> pl.DataFrame:
         for step in profile.derive:
             if step.field == name:
                 frame = _derived(frame, step)
-    for agreement in profile.agree:
-        difference = _sum(agreement.left) - _sum(agreement.right)
-        frame = flagged(frame, pl.when(difference.abs() > agreement.tolerance_s).then(pl.lit(agreement.quality)))
-    return frame
+    return flagged(
+        frame,
+        *(
+            pl.when((_sum(one.left) - _sum(one.right)).abs() > one.tolerance_s).then(pl.lit(one.quality))
+            for one in profile.agree
+        ),
+    )
 
 
 def _sources(frame: pl.DataFrame, profile: EngineProfile) -> pl.DataFrame:
@@ -186,9 +227,11 @@ def _sources(frame: pl.DataFrame, profile: EngineProfile) -> pl.DataFrame:
         own = pl.col(name) if name in frame.columns else pl.lit(None, dtype=pl.Float64)
         part = pl.col(f"_slice:{name}") if f"_slice:{name}" in frame.columns else pl.lit(None, dtype=pl.Float64)
         additions.append(pl.coalesce(part, own).alias(name))
-        if f"_source:{name}" not in frame.columns:
-            source = pl.when(part.is_not_null()).then(pl.lit("measured:span"))
-            additions.append(source.when(own.is_not_null()).then(pl.lit("measured:attribute")).alias(f"_source:{name}"))
+        if f"{SOURCE}{name}" not in frame.columns:
+            source = pl.when(part.is_not_null()).then(sourced("measured:span"))
+            additions.append(
+                source.when(own.is_not_null()).then(sourced("measured:attribute")).alias(f"{SOURCE}{name}")
+            )
     if "combined_covers" not in frame.columns:
         additions.append(pl.lit(None, dtype=pl.String).alias("combined_covers"))
     return frame.with_columns(additions)
@@ -223,13 +266,15 @@ def _derived(frame: pl.DataFrame, step: Derivation) -> pl.DataFrame:
         tolerance = pl.max_horizontal(pl.lit(step.close_tolerance_s), left.abs() * step.close_tolerance_ratio)
         tests.append((left - right).abs() <= tolerance)
     allowed = reduce(and_, tests)
-    frame = _judge(frame.with_columns(pl.when(allowed).then(value).alias("_new_s")), "_new_s", step.field)
-    if step.field != "e2e_s":
-        frame = bounded(frame, "_new_s", step.field)
+    frame = frame.with_columns(pl.when(allowed).then(value).alias("_new_s"))
+    if _where_any(frame, {"_new_s": _strange("_new_s")}):
+        frame = _judge(frame, "_new_s", step.field)
+    if step.field != "e2e_s" and _where_any(frame, {"_new_s": _beyond("_new_s")}):
+        frame = _bounded(frame, "_new_s", step.field)
     new = pl.col("_new_s").is_not_null()
     additions = [
         pl.coalesce("_new_s", step.field).alias(step.field),
-        pl.when(new).then(pl.lit(source)).otherwise(pl.col(f"_source:{step.field}")).alias(f"_source:{step.field}"),
+        pl.when(new).then(sourced(source)).otherwise(f"{SOURCE}{step.field}").alias(f"{SOURCE}{step.field}"),
     ]
     if step.covers:
         covers = pl.when(new).then(pl.lit(step.covers)).otherwise(pl.col("combined_covers"))
@@ -266,16 +311,38 @@ def completed(frame: pl.DataFrame) -> pl.DataFrame:
     frame = frame.with_columns(
         pl.when(several).then(pl.col("decode_s") / (pl.col("output_tokens") - 1)).alias("tpot_s"),
         pl.when(any_known).then(pl.col("e2e_s") - explained).alias("residual_s"),
-        pl.col("_flags").list.drop_nulls().list.unique(maintain_order=True).alias("_flags"),
     )
-    entries = []
-    for name in frame.columns:
-        if name.startswith("_source:") and not name.startswith("_source:own_"):
-            entries.append(pl.lit(f'"{name.removeprefix("_source:")}":"') + pl.col(name) + '"')
-    provenance = pl.concat_str(entries, separator=",", ignore_nulls=True) if entries else pl.lit("")
-    return frame.with_columns(
-        pl.when(pl.col("_flags").list.len() > 0)
-        .then(pl.lit('["') + pl.col("_flags").list.join('","') + '"]')
-        .alias("quality"),
-        (pl.lit("{") + provenance + "}").alias("provenance"),
-    )
+    return frame.with_columns(_quality(frame).alias("quality"), _provenance(frame).alias("provenance"))
+
+
+def _quality(frame: pl.DataFrame) -> pl.Expr:
+    """The flags of each row as a JSON list, each once, in the order they arose; null where there is none."""
+    used = [name for name in frame.columns if name.startswith(FLAG) and frame[name].null_count() < frame.height]
+    if not used:
+        return pl.lit(None, dtype=pl.String)
+    if len(used) == 1:
+        return pl.lit('["') + pl.col(used[0]) + '"]'
+    flags = pl.concat_list(used).list.drop_nulls().list.unique(maintain_order=True)
+    return pl.when(flags.list.len() > 0).then(pl.lit('["') + flags.list.join('","') + '"]')
+
+
+def _provenance(frame: pl.DataFrame) -> pl.Series:
+    """Where each value of a row is from, as JSON. Many rows tell the same: a text is made once for each that differs."""
+    names = [name for name in frame.columns if name.startswith(SOURCE) and not name.startswith(f"{SOURCE}own_")]
+    steps = [(len(SOURCES) + 1) ** place for place in range(len(names))]
+    numbers = frame.select(
+        pl.sum_horizontal(
+            pl.lit(0, dtype=pl.UInt64),
+            *(pl.col(name).cast(pl.UInt64) * step for name, step in zip(names, steps, strict=True)),
+        ).alias("number")
+    ).to_series()
+    different = numbers.unique()
+    told = []
+    for number in different:
+        codes = ((name, number // step % (len(SOURCES) + 1)) for name, step in zip(names, steps, strict=True))
+        told.append(
+            "{" + ",".join(f'"{name[len(SOURCE) :]}":"{SOURCES[code - 1]}"' for name, code in codes if code) + "}"
+        )
+    if len(different) == 1:
+        return pl.Series([told[0]]).new_from_index(0, frame.height)
+    return numbers.replace_strict(different, pl.Series(told), return_dtype=pl.String)

@@ -40,8 +40,10 @@ class Profiles:
     def classify(self, spans: pl.DataFrame) -> pl.DataFrame:
         """`spans` (records.SPAN_SCHEMA) with `profile` (null where unmapped) and `role`
         (engine, client, wrapper, tool, startup, steps, part, phase, unmapped)."""
+        own = self._own.of(spans)
+        part = self._part.of(spans) if own.null_count() else own.clear(spans.height)  # what is a request is no part
         return (
-            spans.with_columns(self._own.of(spans).alias("_own"), self._part.of(spans).alias("_part"))
+            spans.with_columns(own.alias("_own"), part.alias("_part"))
             .with_columns(pl.coalesce("_own", "_part").alias("profile"), self._role.alias("role"))
             .drop("_own", "_part")
         )

@@ -31,6 +31,8 @@ from phasewise.rules.errors import InputError
 _FIELDS = list(columns(Instance))
 _KEY = ("instance", "kind")
 _OTHERS = [name for name in _FIELDS if name not in _KEY]
+# What rows of `requests` tell of their instance.
+SEEN = ("instance", "engine", "engine_version", "model", "service", "arrival_unix_ns", "finished_unix_ns")
 
 
 class Registry:

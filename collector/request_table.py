@@ -37,12 +37,15 @@ def changes_of(
     """What the table has to take of rows that normalization made (REQUEST_SCHEMA)."""
     if made.is_empty() and supplements.is_empty():
         return Changes(typed(made), [], list(superseded))
-    made = made.unique("request_key", keep="first", maintain_order=True)
+    if made["request_key"].n_unique() < made.height:
+        made = made.unique("request_key", keep="first", maintain_order=True)
     made, gone = _with_other_sides(transaction, identifiers, made)
     stored = _stored(transaction, made)
     rows = _merged(stored, made)
     completed = _supplemented(transaction, identifiers, rows, supplements)
     # A supplement may have completed rows that were not made now: those are in the table as well.
+    if completed is rows and stored.is_empty():
+        return Changes(rows, [], [*superseded, *gone])
     new = made.join(stored.select("request_key"), on="request_key", how="anti")
     known = completed.join(new.select("request_key"), on="request_key", how="anti")["request_key"].to_list()
     return Changes(completed, known, [*superseded, *gone])
@@ -82,9 +85,9 @@ def _stored(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:
 
 def _merged(stored: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
     """New rows, and stored rows with what normalization says differently now; values it does not know are kept."""
-    new = made.join(stored.select("request_key"), on="request_key", how="anti", maintain_order="left")
     if stored.is_empty():
-        return without_attribution(new)
+        return without_attribution(made)
+    new = made.join(stored.select("request_key"), on="request_key", how="anti", maintain_order="left")
     pairs = stored.join(made, on="request_key", how="inner", suffix=":new")
     compared = [name for name in REQUEST_SCHEMA if name not in _NOT_COMPARED]
     differs = pl.any_horizontal(
@@ -100,12 +103,13 @@ def _with_other_sides(
     transaction: Transaction, identifiers: Identifiers, made: pl.DataFrame
 ) -> tuple[pl.DataFrame, list[str]]:
     """Engine rows completed by clients' rows of the same call, which then have no row of their own; `gone`: those stored."""
+    window = [_low(made) - NEAR_NS, _high(made) + NEAR_NS]
+    clients = "FROM requests WHERE instance IS NULL AND outcome = 'ok' AND finished_unix_ns BETWEEN ? AND ?"
+    if not made["instance"].null_count() and transaction.query(f"SELECT 1 {clients} LIMIT 1", window).is_empty():
+        return made, []
     engine = made.filter(pl.col("instance").is_not_null())
     client = made.filter(pl.col("instance").is_null())
-    window = [_low(made) - NEAR_NS, _high(made) + NEAR_NS]
-    stored_clients = transaction.query(
-        "SELECT * FROM requests WHERE instance IS NULL AND outcome = 'ok' AND finished_unix_ns BETWEEN ? AND ?", window
-    )
+    stored_clients = transaction.query(f"SELECT * {clients}", window)
     gone: list[str] = []
     everyone = pl.concat([typed(client.filter(pl.col("outcome") == "ok")), typed(stored_clients)]).unique("request_key")
     if not engine.is_empty() and not everyone.is_empty():
@@ -132,6 +136,8 @@ def _supplemented(
     transaction: Transaction, identifiers: Identifiers, rows: pl.DataFrame, supplements: pl.DataFrame
 ) -> pl.DataFrame:
     """Rows with what supplements say; a supplement whose row has not come waits in its table, for an hour (`lone_halves`)."""
+    if supplements.is_empty() and transaction.query("SELECT 1 FROM supplements LIMIT 1").is_empty():
+        return rows
     incoming = typed(supplements)
     window = [min(_low(rows), _low(incoming)) - NEAR_NS, max(_high(rows), _high(incoming)) + NEAR_NS]
     named = pl.concat([rows["request_id"], incoming["request_id"]]).drop_nulls().unique().to_frame()

@@ -27,6 +27,9 @@ FULL_SCHEMA = polars_schema(Request)
 ATTRIBUTED = (*CAUSE_COLUMNS, *list(FULL_SCHEMA)[list(FULL_SCHEMA).index(CAUSE_COLUMNS[-1]) + 1 :])
 # What normalization makes; the attribution columns follow in the table.
 REQUEST_SCHEMA = {name: kind for name, kind in FULL_SCHEMA.items() if name not in ATTRIBUTED}
+_NO_REQUESTS = pl.DataFrame(schema=REQUEST_SCHEMA)
+_UNKNOWN = {name: pl.lit(None, dtype=kind).alias(name) for name, kind in REQUEST_SCHEMA.items()}
+_TYPED = [pl.col(name).cast(kind) for name, kind in REQUEST_SCHEMA.items()]
 
 
 def requests_of(profile: EngineProfile, roots: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
@@ -35,9 +38,8 @@ def requests_of(profile: EngineProfile, roots: pl.DataFrame, parts: pl.DataFrame
     roots: spans with `instance`, `service`, `service_version`; parts: spans with `root`, the span id of their request.
     """
     frame = _read(profile, roots)
-    own_parts = parts.join(
-        roots.select("trace_id", pl.col("span_id").alias("root")), on=["trace_id", "root"], how="semi"
-    )
+    places = roots.select("trace_id", pl.col("span_id").alias("root")).with_row_index(phases.ROW)
+    own_parts = parts.join(places, on=["trace_id", "root"], how="inner", maintain_order="left")
     if profile.slices and not own_parts.is_empty():
         frame = phases.with_slices(frame, profile, own_parts)
     frame = _with_event_moments(frame, profile, roots, own_parts)
@@ -47,9 +49,7 @@ def requests_of(profile: EngineProfile, roots: pl.DataFrame, parts: pl.DataFrame
     finished = pl.col("arrival_unix_ns") + (pl.col("e2e_s").fill_null(0.0) * 1e9).round().cast(pl.Int64)
     keys = span_keys(frame["trace_id"], frame["span_id"])
     frame = frame.with_columns(keys.alias("request_key"), finished.alias("finished_unix_ns"))
-    return frame.with_columns(pl.coalesce(_call(), "request_key").alias("call_key")).select(
-        pl.col(name).cast(kind) for name, kind in REQUEST_SCHEMA.items()
-    )
+    return frame.with_columns(pl.coalesce(_call(), "request_key").alias("call_key")).select(_TYPED)
 
 
 def _call() -> pl.Expr:
@@ -62,7 +62,7 @@ def _call() -> pl.Expr:
 
 
 def empty_requests() -> pl.DataFrame:
-    return pl.DataFrame(schema=REQUEST_SCHEMA)
+    return _NO_REQUESTS
 
 
 def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
@@ -78,10 +78,6 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
     for name, key in profile.texts.items():
         values = read_key(key, own, resource, rows)
         columns.append((triples(values) if name == "segments" else texts(values)).alias(name))
-    ahead = pl.max_horizontal("start_unix_ns", "end_unix_ns") > pl.col("received_unix_ns") + FUTURE_NS
-    future = pl.when(ahead & (pl.col("received_unix_ns") > 0)).then(pl.lit("future"))
-    lost = pl.when(pl.col("dropped") > 0).then(pl.lit("attributes_dropped"))
-    cut = pl.when(pl.col("flags").str.contains("attributes_cut", literal=True)).then(pl.lit("truncated"))
     frame = roots.select(
         "trace_id",
         "span_id",
@@ -98,12 +94,22 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.lit("ok"))
         .alias("outcome"),
         pl.lit("otlp").alias("source"),
-        pl.concat_list(lost, cut, future).alias("_flags"),
     ).with_columns(columns)
     if "key_tenant" in frame.columns:
         told = ["tenant"] if "tenant" in frame.columns else []
         frame = frame.with_columns(pl.coalesce("key_tenant", *told).alias("tenant")).drop("key_tenant")
+    frame = phases.flagged(frame, *roots.select(_of_receipt()).get_columns())
     return _own_end(phases.judged(_with_event_times(_with_aborted(frame), profile, roots), profile.times))
+
+
+def _of_receipt() -> list[pl.Expr]:
+    """Flags that the columns of a span tell by themselves."""
+    ahead = pl.max_horizontal("start_unix_ns", "end_unix_ns") > pl.col("received_unix_ns") + FUTURE_NS
+    return [
+        pl.when(pl.col("dropped") > 0).then(pl.lit("attributes_dropped")).alias("dropped"),
+        pl.when(pl.col("flags").str.contains("attributes_cut", literal=True)).then(pl.lit("truncated")).alias("cut"),
+        pl.when(ahead & (pl.col("received_unix_ns") > 0)).then(pl.lit("future")).alias("future"),
+    ]
 
 
 def _seconds(key: Key, values: Column) -> pl.Series:
@@ -117,30 +123,32 @@ def _with_event_moments(
     wanted = {name: moment for name, moment in profile.moments.items() if moment.event}
     if not wanted:
         return frame
-    own = roots.select("trace_id", pl.col("span_id").alias("root"), "events")
+    own = roots.select("events").with_row_index(phases.ROW)
     told = pl.concat([own, parts.select(own.columns)]).filter(pl.col("events").is_not_null())
+    found = []
     for name, moment in wanted.items():
         names = "|".join(re.escape(event) for event in moment.event)
         marks = pl.col("events").str.extract_all(rf'"name":"(?:{names})","unix_ns":\d+')
         times = (
-            told.select(*phases.GROUP, marks.alias("_mark"))
+            told.select(phases.ROW, marks.alias("_mark"))
             .explode("_mark")
             .drop_nulls("_mark")
             .with_columns(pl.col("_mark").str.extract(r"(\d+)$").cast(pl.Int64).alias("_at"))
         )
         known = pl.len() == 1 if moment.sole else pl.lit(True)
-        found = times.group_by(phases.GROUP).agg(pl.when(known).then(pl.col("_at").min()).alias(name))
-        frame = frame.join(
-            found, left_on=["trace_id", "span_id"], right_on=phases.GROUP, how="left", maintain_order="left"
-        )
-    return frame
+        found.append(times.group_by(phases.ROW).agg(pl.when(known).then(pl.col("_at").min()).alias(name)))
+    return frame.with_columns(phases.by_place(frame.height, *found).drop(phases.ROW))
 
 
 def _with_aborted(frame: pl.DataFrame) -> pl.DataFrame:
     """A request that its client gave up is no failure of the engine, whatever status its span has."""
     if "finish_reason" not in frame.columns:
         return frame
-    given_up = pl.col("finish_reason").str.contains(r"(?i)^\W*(abort|cancel)")
+    reasons = frame["finish_reason"].unique()
+    aborting = reasons.filter(reasons.str.contains(r"(?i)^\W*(abort|cancel)"))
+    if aborting.is_empty():
+        return frame
+    given_up = pl.col("finish_reason").is_in(aborting.implode())
     return frame.with_columns(pl.when(given_up).then(pl.lit("aborted")).otherwise("outcome").alias("outcome"))
 
 
@@ -155,10 +163,10 @@ def _with_event_times(frame: pl.DataFrame, profile: EngineProfile, roots: pl.Dat
         told = (first - roots["start_unix_ns"]).alias("_event_ns")
         frame = frame.with_columns(told).with_columns(seconds(pl.col("_event_ns")).alias("_event_s")).drop("_event_ns")
         earlier = pl.col("_event_s").is_not_null() & (pl.col(name).is_null() | (pl.col("_event_s") < pl.col(name)))
-        attribute = pl.when(pl.col(name).is_not_null()).then(pl.lit("measured:attribute"))
-        source = pl.when(earlier).then(pl.lit("measured:event")).otherwise(attribute)
+        attribute = pl.when(pl.col(name).is_not_null()).then(phases.sourced("measured:attribute"))
+        source = pl.when(earlier).then(phases.sourced("measured:event")).otherwise(attribute)
         value = pl.when(earlier).then("_event_s").otherwise(name)
-        frame = frame.with_columns(source.alias(f"_source:{name}"), value.alias(name)).drop("_event_s")
+        frame = frame.with_columns(source.alias(f"{phases.SOURCE}{name}"), value.alias(name)).drop("_event_s")
     return frame
 
 
@@ -171,12 +179,15 @@ def _own_end(frame: pl.DataFrame) -> pl.DataFrame:
     span = pl.when(pl.col("_span_s") >= 0).then(pl.col("_span_s"))
     ratio = own / pl.when(pl.col("_span_s") >= SHORTEST_S).then(pl.col("_span_s"))
     off = pl.any_horizontal((ratio / factor - 1).abs() < UNIT_ERROR for factor in UNIT_FACTORS).fill_null(False)
-    frame = phases.flagged(frame, pl.when(pl.col("_span_s") < 0).then(pl.lit("negative_duration")))
-    frame = phases.flagged(frame, pl.when(off).then(pl.lit("unit_mismatch")))
+    frame = phases.flagged(
+        frame,
+        pl.when(pl.col("_span_s") < 0).then(pl.lit("negative_duration")),
+        pl.when(off).then(pl.lit("unit_mismatch")),
+    )
     trusted = pl.when(~off).then(own)
-    by_span = pl.when(span.is_not_null()).then(pl.lit("measured:span"))
-    source = pl.when(trusted.is_not_null()).then(pl.lit("measured:attribute")).otherwise(by_span)
-    return frame.with_columns(pl.coalesce(trusted, span).alias("e2e_s"), source.alias("_source:e2e_s"))
+    by_span = pl.when(span.is_not_null()).then(phases.sourced("measured:span"))
+    source = pl.when(trusted.is_not_null()).then(phases.sourced("measured:attribute")).otherwise(by_span)
+    return frame.with_columns(pl.coalesce(trusted, span).alias("e2e_s"), source.alias(f"{phases.SOURCE}e2e_s"))
 
 
 def _with_part_facts(frame: pl.DataFrame, profile: EngineProfile, parts: pl.DataFrame) -> pl.DataFrame:
@@ -194,8 +205,8 @@ def _with_part_facts(frame: pl.DataFrame, profile: EngineProfile, parts: pl.Data
         .alias(f"_events:{name}")
         for name, event in profile.events.items()
     ]
-    facts = parts.group_by(phases.GROUP).agg(*tallies, (pl.col("status_code") == 2).any().alias("_part_failed"))
-    frame = frame.join(facts, left_on=["trace_id", "span_id"], right_on=phases.GROUP, how="left", maintain_order="left")
+    facts = parts.group_by(phases.ROW).agg(*tallies, (pl.col("status_code") == 2).any().alias("_part_failed"))
+    frame = frame.hstack(phases.by_place(frame.height, facts).drop(phases.ROW))
     columns = [pl.col(f"_events:{name}").alias(name) for name in profile.events]
     failed = pl.col("_part_failed").fill_null(False) & (pl.col("outcome") == "ok")
     outcome = pl.when(failed).then(pl.lit(profile.error_outcome)).otherwise(pl.col("outcome")).alias("outcome")
@@ -203,10 +214,8 @@ def _with_part_facts(frame: pl.DataFrame, profile: EngineProfile, parts: pl.Data
 
 
 def _with_all_columns(frame: pl.DataFrame) -> pl.DataFrame:
-    missing = [
-        pl.lit(None, dtype=kind).alias(name) for name, kind in REQUEST_SCHEMA.items() if name not in frame.columns
-    ]
-    return frame.with_columns(missing)
+    told = set(frame.columns)
+    return frame.with_columns(unknown for name, unknown in _UNKNOWN.items() if name not in told)
 
 
 def slices_of(profiles: list[EngineProfile], spans: pl.DataFrame, roots: pl.DataFrame) -> pl.DataFrame:

@@ -21,6 +21,7 @@ from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.normalize import startup_events
 from phasewise.collector.recordings import note_recordings
 from phasewise.collector.records import Annotation
+from phasewise.collector.registry import SEEN
 from phasewise.collector.request_table import changes_of, delete_rows, replace_turns
 from phasewise.collector.sample_table import add_samples, deviations, hours_marked_otherwise, mark_joined
 from phasewise.collector.steps import steps_of
@@ -90,7 +91,7 @@ class RowWriter:
         changes = changes_of(self._transaction, self._identifiers, made.requests, made.supplements, made.superseded)
         if changes.gone:
             self._delete(changes.gone, due)
-        past = changes.rows.filter(pl.col("finished_unix_ns") <= now + FUTURE_NS)
+        past = changes.rows.select(SEEN).filter(pl.col("finished_unix_ns") <= now + FUTURE_NS)
         memory.registry.see_requests(past)
         for instance, settings in made.settings:
             memory.registry.see_settings(instance, settings, "resource")

@@ -65,19 +65,27 @@ def owners(parts: pl.DataFrame, roots: pl.DataFrame, spans: pl.DataFrame) -> pl.
     return pl.concat([simple, found.select(simple.columns)])
 
 
-def extents(parts: pl.DataFrame) -> pl.DataFrame:
-    """Per request and slice name: start_unix_ns (first start), end_unix_ns (last end) over all ranks.
+def extents(parts: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Per request (columns `by`) and slice name: start_unix_ns (first start), end_unix_ns (last end) over all ranks.
 
-    parts: trace_id, root, name, start_unix_ns, end_unix_ns.
+    parts: `by`, name, start_unix_ns, end_unix_ns.
     """
-    return parts.group_by("trace_id", "root", "name").agg(pl.col("start_unix_ns").min(), pl.col("end_unix_ns").max())
+    return parts.group_by(*by, "name").agg(pl.col("start_unix_ns").min(), pl.col("end_unix_ns").max())
 
 
 def merged(intervals: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """Overlapping intervals of each group made one: columns `by`, start_unix_ns, end_unix_ns, disjoint and in order."""
-    ordered = intervals.filter(pl.col("end_unix_ns") > pl.col("start_unix_ns")).sort(
-        *by, "start_unix_ns", "end_unix_ns"
-    )
+    """Overlapping intervals of each group made one: columns `by`, start_unix_ns, end_unix_ns, disjoint and, within a group, in order."""
+    columns = [*by, "start_unix_ns", "end_unix_ns"]
+    alone = pl.struct(by).is_unique() if len(by) > 1 else pl.col(by).is_unique()
+    real = intervals.filter(pl.col("end_unix_ns") > pl.col("start_unix_ns")).select(*columns, alone.alias("_alone"))
+    several = real.filter(~pl.col("_alone"))
+    if several.is_empty():  # the most common case, and sorting is dear
+        return real.select(columns)
+    return pl.concat([real.filter("_alone").select(columns), _joined(several.select(columns), by)])
+
+
+def _joined(intervals: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    ordered = intervals.sort(*by, "start_unix_ns", "end_unix_ns")
     reached = pl.col("end_unix_ns").cum_max().shift(1).over(by)
     begins = pl.col("start_unix_ns") > reached
     return (
@@ -96,9 +104,9 @@ def union_seconds(intervals: pl.DataFrame, by: list[str], name: str) -> pl.DataF
 
 def overlaps(spans: pl.DataFrame, disjoint: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Per row of `spans` (columns `by`, name, start, end) the seconds that `disjoint` intervals of its group cover:
-    columns `by`, name, overlap_s."""
+    columns `by`, name, overlap_s; without those that have none."""
     pairs = spans.join(disjoint, on=by, how="inner", suffix="_other")
     start = pl.max_horizontal("start_unix_ns", "start_unix_ns_other")
     end = pl.min_horizontal("end_unix_ns", "end_unix_ns_other")
-    inside = seconds(pl.max_horizontal(end - start, pl.lit(0)).sum())
-    return pairs.group_by(*by, "name").agg(inside.alias("overlap_s"))
+    inside = pairs.select(*by, "name", (end - start).alias("_inside")).filter(pl.col("_inside") > 0)
+    return inside.group_by(*by, "name").agg(seconds(pl.col("_inside").sum()).alias("overlap_s"))

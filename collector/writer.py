@@ -19,7 +19,7 @@ from typing import TypeVar
 import polars as pl
 import pyarrow as pa
 
-from phasewise.collector import exchange, ledger
+from phasewise.collector import exchange
 from phasewise.collector.archive import SpanArchive
 from phasewise.collector.attribution import typed
 from phasewise.collector.buffer import SETTLE_NS
@@ -37,6 +37,7 @@ from phasewise.collector.journal import JournalReader, Position
 from phasewise.collector.journal_writer import room_error
 from phasewise.collector.kept_segments import KeptSegments
 from phasewise.collector.lake import KINDS
+from phasewise.collector.ledger import Ledger, prune
 from phasewise.collector.phases import told_within
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import SPAN_SCHEMA, Annotation
@@ -80,7 +81,9 @@ class Writer:
         self._journal = data_dir / "journal"
         self._reader = JournalReader(self._journal)
         self._kept = KeptSegments(store, self._archive, data_dir / "journal", clock)
-        self._around = Surroundings(store, self._reader, self._archive, self._profiles, attribute, stated, clock)
+        self._around = Surroundings(
+            store, self._reader, self._archive, self._profiles, attribute, stated, clock, Ledger()
+        )
         self._lock = threading.RLock()
         self._housekept_ns = 0
         self._idle = False
@@ -253,6 +256,7 @@ class Writer:
             try:
                 yield self._commits.committed
             finally:
+                self._around.ledger.forget()
                 self._stale = True
 
     def health(self) -> dict[str, object]:
@@ -412,7 +416,7 @@ class Writer:
                 self._memory.dirty.store(transaction)
                 count = exchange.insert_rollups(transaction, rows, self._clock())
             elif table == exchange.SPANS:
-                new = ledger.admit(transaction, frame_of(rows)).spans
+                new = self._around.ledger.admit(transaction, frame_of(rows)).spans
                 # Only a part of them is new where others came before: that must not take the place of a file with more.
                 name = source if new.height == rows.num_rows else f"{source}-{self._clock()}"
                 self._archive.write(new.to_arrow().cast(SPAN_SCHEMA), f"import-{name}")
@@ -477,7 +481,7 @@ class Writer:
     def _housekeeping(self) -> None:
         self._housekept_ns = self._clock()
         with self._writing() as (transaction, rows):
-            ledger.prune(transaction)
+            prune(transaction)
             if rows.give_up_waiting(self._housekept_ns):
                 self._commit_state(transaction)
         if self._memory.position is None:

@@ -10,6 +10,7 @@ from phasewise.collector.assembly import Assembly
 from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
 from phasewise.collector.journal import JournalReader, Position
+from phasewise.collector.ledger import Ledger
 from phasewise.collector.places import Places
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.refresher import Refresher
@@ -34,7 +35,8 @@ GROUP BY r.instance, finished_unix_ns // ?
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the writer is given and never changes. clock: Unix nanoseconds; stated: settings that the operator states."""
+    """What the writer is given and never changes. clock: Unix nanoseconds; stated: settings that the operator states.
+    ledger: what it remembers of its table holds whatever is rolled back."""
 
     store: Store
     reader: JournalReader
@@ -43,6 +45,7 @@ class Surroundings:
     attribute: Attribute
     stated: Mapping[str, object]
     clock: Callable[[], int]
+    ledger: Ledger
 
 
 @dataclass(slots=True)
@@ -90,7 +93,7 @@ def recalled(around: Surroundings) -> Memory:
     dirty = DirtyRollups(positions.get(POSITION))
     refresher = Refresher(around.attribute, registry, watermarks, counters, dirty)
     refresher.recall(store)
-    assembly = Assembly(around.profiles, around.archive, counters, around.clock)
+    assembly = Assembly(around.profiles, around.archive, counters, around.clock, around.ledger)
     if "open_from" in positions and position is not None:
         assembly.reload(around.reader, Position.parse(positions["open_from"]), position)
     return Memory(

@@ -47,7 +47,7 @@ IDLE_S = 0.25  # the pause of the process `store` after a pass that found nothin
 # Where CPU time goes, each without those inside it: name -> module and function.
 STAGES = {
     "read the journal": ("collector.journal", "JournalReader.read"),
-    "leave out what came before": ("collector.ledger", "admit"),
+    "leave out what came before": ("collector.ledger", "Ledger.admit"),
     "classify": ("collector.profiles", "Profiles.classify"),
     "open traces": ("collector.buffer", "TraceBuffer.take_due"),
     "spans to rows": ("collector.assembly", "normalize"),

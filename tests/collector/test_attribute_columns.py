@@ -56,6 +56,37 @@ def test_numbers_are_read_as_python_reads_them(text: str) -> None:
     assert value == float(text) and math.copysign(1, value) == math.copysign(1, float(text))
 
 
+@pytest.mark.parametrize(
+    ("usual", "odd"),
+    [
+        ({"c": 5}, {"c": 1.5}),
+        ({"c": 5}, {"c": True}),
+        ({"c": 5}, {"c": "7"}),
+        ({"c": 5}, {"c": 2**53 + 1}),
+        ({"t": 0.5}, {"t": False}),
+        ({"t": 0.5}, {"t": "1.5"}),
+        ({"s": "a"}, {"s": 12}),
+        ({"s": "a"}, {"s": 1e3}),
+        ({"s": "a"}, {"s": "12"}),
+        ({"s": "a"}, {"s": True}),
+        ({"s": "a"}, {"s": "true"}),
+        ({"l": ["a"]}, {"l": [5]}),
+        ({"g": [1, 2, 3]}, {"g": [1.5, 2, 3]}),
+        ({"g": [1, 2, 3]}, {"g": [1, None, 3]}),
+    ],
+)
+def test_one_odd_value_is_read_as_it_stands(usual: dict[str, Any], odd: dict[str, Any]) -> None:
+    rows = [*[usual] * LEAST_ROWS, odd]
+    (name,) = usual
+    assert read(rows, name).equals(plain(rows, name), null_equal=True)
+    assert read([odd, *rows], name).equals(plain([odd, *rows], name), null_equal=True)
+
+
+def test_halves_of_characters_are_read_as_python_reads_them() -> None:
+    told = pl.Series(['{"s":"\\ud83d\\ude00"}'] * LEAST_ROWS)
+    assert texts(columns_of(told, WANTED)["s"])[0] == "\U0001f600"
+
+
 def test_a_name_inside_a_text_is_no_attribute() -> None:
     told = pl.Series([json.dumps({"s": 'say "c":1'}, separators=(",", ":"))] * LEAST_ROWS)
     assert "c" not in columns_of(told, WANTED)
@@ -63,5 +94,12 @@ def test_a_name_inside_a_text_is_no_attribute() -> None:
 
 def test_resources_are_read_once_each() -> None:
     told = pl.Series(['{"v":"1"}', "{}", None, '{"v":"2"}'] * 100)
-    assert repeated_columns(told, ["v", "w"]) == {"v": ["1", None, None, "2"] * 100}
+    found = repeated_columns(told, ["v", "w"])
+    assert {key: list(values) for key, values in found.items()} == {"v": ["1", None, None, "2"] * 100}
     assert repeated_columns(told, []) == {}
+    assert list(repeated_columns(told.head(1).new_from_index(0, 3), ["v"])["v"]) == ["1"] * 3
+
+
+def test_resources_may_mix_kinds_of_values() -> None:
+    told = pl.Series(['{"v":1}', '{"v":"1"}', '{"v":[2]}', "{}"] * 2)
+    assert list(repeated_columns(told, ["v"])["v"]) == [1, "1", [2], None] * 2
