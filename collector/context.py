@@ -37,9 +37,9 @@ REQUEST_COLUMNS = (
 class Context:
     """Everything attribution may look at for one instance.
 
-    requests: at least REQUEST_COLUMNS of `requests`, all rows of the instance that finish inside hours touched by the targets or
-    one hour before, or that overlap a target; samples, steps: the joined `engine_samples` and `engine_steps` of the same time;
-    targets: keys of the rows to attribute. Whole hours, so that what is calibrated an hour does not depend on batching.
+    requests: at least REQUEST_COLUMNS of `requests`, the targets and rows of the instance that finish shortly before them or overlap
+    them; samples, steps: the joined `engine_samples` and `engine_steps` of the same time; targets: keys of the rows to attribute. Of
+    rows that become final by this, where all of it begins and ends follows from the rows alone (collector/blocks.py).
     """
 
     instance: str

@@ -73,8 +73,9 @@ class RowWriter:
             self._write_steps(named.filter(pl.col("role") == "steps"))
             self.write_events(startup_events(named))
 
-    def settle(self, due: pl.DataFrame, now: int, ended: bool = False) -> int:
-        """Rows out of whole traces, written and marked for attribution; how many are new or changed."""
+    def settle(self, due: pl.DataFrame, now: int, *, ended: bool = False, behind: bool = False) -> int:
+        """Rows out of whole traces, written and marked for attribution; how many are new or changed. ended: of an import; behind: more of
+        them wait in the journal."""
         if due.is_empty():
             return 0
         memory = self._memory
@@ -96,7 +97,7 @@ class RowWriter:
         for instance, settings in made.settings:
             memory.registry.see_settings(instance, settings, "resource")
         memory.watermarks.see(changes.rows, now, ended)
-        memory.refresher.take(self._transaction, changes.rows, changes.stored, now)
+        memory.refresher.take(self._transaction, changes.rows, changes.stored, now, ended=ended, behind=behind)
         memory.counters.add("requests", changes.rows.height - len(changes.stored))
         return changes.rows.height
 

@@ -341,7 +341,7 @@ class Writer:
             drained = len(entries) < READ_ENTRIES and sum(e.rows.num_rows for e in entries) < READ_ROWS
             settled_before = now - SETTLE_NS if drained or not newest else newest - SETTLE_NS
             due = self._memory.assembly.buffer.take_due(settled_before, now)
-            changes = rows.settle(due, now)
+            changes = rows.settle(due, now, behind=not drained)
             if rows.rejoin(now) or entries or not due.is_empty() or self._write_error:
                 self._commit_state(transaction)
         return changes
@@ -442,7 +442,7 @@ class Writer:
             self._memory.watermarks.see(matched.added, now, ended=True)
             self._commits.add_own_rows(matched.added.height + matched.completed.height)
             whole = pl.concat([matched.completed, matched.added])
-            self._memory.refresher.take(transaction, whole, matched.completed["request_key"].to_list(), now)
+            self._memory.refresher.take(transaction, whole, matched.completed["request_key"].to_list(), now, ended=True)
             self._memory.refresher.refresh(transaction, now, force=True)
             self._finish_import(transaction)
         return {"matched": matched.completed.height, "added": matched.added.height}

@@ -36,6 +36,12 @@ def request(number: int) -> dict[str, object]:
     return engine_span(start_s=float(number), trace=f"{number + 1:032x}", span_id=f"{number + 1:016x}")
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pass has time for the attribution of rows that are not written yet."""
+    monkeypatch.setattr(refresher, "FIRST_S", -1.0)
+
+
 def left_raw(b: Bench) -> None:
     """One row attributed, then one that comes while its instance rests."""
     b.receive([request(0)])
@@ -45,6 +51,7 @@ def left_raw(b: Bench) -> None:
     assert unattributed(b) == 1
 
 
+@pytest.mark.usefixtures("hurried")
 def test_a_row_stored_raw_is_attributed_after_the_rest(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
         left_raw(b)
@@ -53,6 +60,7 @@ def test_a_row_stored_raw_is_attributed_after_the_rest(tmp_path: Path) -> None:
         assert unattributed(b) == 0
 
 
+@pytest.mark.usefixtures("hurried")
 def test_a_row_stored_raw_is_attributed_after_a_crash(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
         left_raw(b)
@@ -61,20 +69,111 @@ def test_a_row_stored_raw_is_attributed_after_a_crash(tmp_path: Path) -> None:
         assert unattributed(b) == 0
 
 
-def test_rows_are_seen_before_their_attribution(tmp_path: Path) -> None:
+def seen_by(b: Bench, seen: list[tuple[int, int]]) -> None:
+    """From the next start on `seen` says what a reader sees while attribution runs: rows, and rows without attribution."""
+    ask = b.attribute
+
+    def attribute(context: Context) -> pl.DataFrame:
+        sql = "SELECT count(*) AS n, count(*) FILTER (revision IS NULL) AS raw FROM requests"
+        seen.append(b.store.query(sql).row(0))
+        return ask(context)
+
+    b.attribute = attribute
+    b.reopen()
+
+
+def test_the_first_rows_after_a_start_are_seen_before_their_attribution(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
-        seen: list[int] = []
-        ask = b.attribute
+        seen: list[tuple[int, int]] = []
+        seen_by(b, seen)
+        b.receive([request(0), request(1)])
+        b.run()
+        assert seen == [(2, 2)]
+        assert unattributed(b) == 0
+
+
+def test_rows_are_written_once_with_their_attribution(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        seen: list[tuple[int, int]] = []
+        seen_by(b, seen)
+        b.receive([request(0)])
+        b.run()
+        b.receive([request(1), request(2)])
+        assert b.writer.step() == 2
+        assert seen == [(1, 1), (1, 0)]
+        assert [(row["revision"], row["primary_class"]) for row in b.rows()] == [(0, "queueing")] * 3
+        assert [row["concurrency_at_arrival"] for row in b.rows()] == [1, 3, 3]  # neighbours were in sight
+
+
+def test_a_fault_of_the_first_attribution_loses_no_rows_and_hides_none(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        ask, broken = b.attribute, False
 
         def attribute(context: Context) -> pl.DataFrame:
-            seen.append(b.store.query("SELECT count(*) AS n FROM requests WHERE revision IS NULL")["n"].item())
+            if broken:
+                raise ValueError("no such luck")
             return ask(context)
 
         b.attribute = attribute
         b.reopen()
-        b.receive([request(0), request(1)])
+        b.receive([request(0)])
         b.run()
-        assert seen == [2]  # what a reader sees while attribution runs
+        broken = True
+        b.receive([request(1)])
+        b.writer.step()
+        assert [row["revision"] for row in b.rows()] == [0, None]
+        assert b.counter("attribution_failed")
+        broken = False
+        b.receive([request(2)])
+        b.run(1)
+        b.run(1)
+        assert unattributed(b) == 0
+
+
+def test_after_a_fault_that_undoes_a_pass_rows_are_written_without_attribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with bench(tmp_path) as b:
+        b.receive([request(0)])
+        b.run()
+        monkeypatch.setattr(refresher, "near_new", fails)
+        b.receive([request(1)])
+        with pytest.raises(RuntimeError, match="on purpose"):
+            b.writer.step()
+        assert len(b.rows()) == 1
+        b.run()
+        assert len(b.rows()) == 2
+
+
+def fails(*_: object) -> None:
+    raise RuntimeError("on purpose")
+
+
+def test_an_expensive_first_attribution_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresher, "CHEAP_S", 0.0)
+    monkeypatch.setattr(refresher, "FIRST_S", 0.1)
+    with bench(tmp_path) as b:
+        b.receive([request(0)])
+        b.run()
+        b.receive([request(1)])
+        b.writer.step()
+        assert unattributed(b) == 0
+        b.receive([request(2)])
+        b.writer.step()
+        assert unattributed(b) == 1
+
+
+def test_where_more_rows_wait_to_be_seen_they_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("phasewise.collector.writer.READ_ROWS", 2)
+    with bench(tmp_path) as b:
+        b.receive([request(0)])
+        b.run()
+        b.receive([request(1), request(2), request(3)])
+        b.writer.step()
+        assert unattributed(b) == 3
+        b.run(1)
+        assert unattributed(b) == 3  # what was left may not be the last
+        b.run(2)
         assert unattributed(b) == 0
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from builders import SECOND_NS, START_UNIX_NS, record_table
 
-from phasewise.collector.attribution import LEAST_NS, steps_from
 from phasewise.collector.records import EngineStep
+from phasewise.collector.scope import LEAST_NS, steps_from
 from phasewise.collector.store import Store
 
 

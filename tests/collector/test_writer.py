@@ -213,7 +213,7 @@ def test_rows_are_final_once_the_watermark_has_passed(tmp_path: Path) -> None:
         b.receive(traces(1))
         b.run()
         assert [row["final"] for row in b.rows()] == [False]
-        b.receive([engine_span(start_s=100.0)], "f" * 32)
+        b.receive([engine_span(start_s=300.0)], "f" * 32)
         b.run(0.6)
         rows = b.rows()
         assert [row["final"] for row in rows] == [True, False]
