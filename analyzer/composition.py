@@ -8,13 +8,12 @@ both sums hold as well as they can.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from phasewise.analyzer.intervals import Bools, Floats
+from phasewise.analyzer.intervals import Bools, Floats, Index
 from phasewise.analyzer.step_table import Ints, StepTable
 
 PREFILL, DECODE, RECOMPUTE = 1, 2, 3  # phases of a segment on the wire
@@ -41,6 +40,11 @@ class Segments:
 
     def where(self, chosen: Bools) -> Segments:
         return Segments(*(getattr(self, name)[chosen] for name in ("row", "phase", "first", "last", "low", "high")))
+
+    def placed(self, place: Ints) -> Segments:
+        """Those of the requests that have a place (not -1), with that as their row."""
+        own = self.where(place[self.row] >= 0)
+        return replace(own, row=place[own.row])
 
 
 def read_segments(texts: pl.Series, own: Bools, table: StepTable) -> Segments:
@@ -89,6 +93,14 @@ class Chunks:
     def pairs(self) -> Floats:
         return self.tokens * self.past + self.tokens * (self.tokens + 1) / 2
 
+    def placed(self, place: Ints) -> Chunks:
+        """Those of the requests that have a place (not -1), with that as their row."""
+        own = self.at(place[self.row] >= 0)
+        return replace(own, row=place[own.row])
+
+    def at(self, which: Bools | slice) -> Chunks:
+        return Chunks(*(getattr(self, name)[which] for name in ("row", "step", "recompute", "tokens", "past")))
+
 
 def read_chunks(segments: Segments, table: StepTable, input_tokens: Floats, cached_tokens: Floats) -> Chunks:
     """Own tokens of every request in every step of its prefill; see module docstring."""
@@ -120,56 +132,63 @@ def _divided(row: Ints, step: Ints, whole: Floats, step_tokens: Floats) -> Float
     """Tokens of each entry, from the sums by request (`whole`, the same on all its entries, NaN unknown) and by step."""
     if not len(row):
         return np.zeros(0)
-    rows, row = np.unique(row, return_inverse=True)
-    steps, step = np.unique(step, return_inverse=True)
-    left_row = np.full(len(rows), np.nan)
+    left_row = np.full(int(row.max()) + 1, np.nan)
     left_row[row] = whole
-    left_step = step_tokens[steps].astype(np.float64)
+    left_step = step_tokens.astype(np.float64)
     found = np.full(len(row), np.nan)
+    left = _Open(np.arange(len(row)), row, step)
     for _ in range(PEEL_ROUNDS):
-        if not _peel(found, row, step, left_row, left_step):
+        before = len(left.place)
+        left = _peel(found, left, left_row, left_step)
+        if len(left.place) in (0, before):
             break
-    if np.isnan(found).any():
-        _fit(found, row, step, left_row, left_step)
+    if len(left.place):
+        _fit(found, left, left_row, left_step)
     return found
 
 
-def _peel(
-    found: Floats, row: npt.NDArray[np.intp], step: npt.NDArray[np.intp], left_row: Floats, left_step: Floats
-) -> bool:
-    """Settles entries that are the last open one of their request, then of their step; whether there were any."""
-    moved = False
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """Entries whose tokens are not known yet."""
+
+    place: Index
+    row: Ints
+    step: Ints
+
+    def at(self, which: Bools) -> _Open:
+        return _Open(self.place[which], self.row[which], self.step[which])
+
+
+def _peel(found: Floats, left: _Open, left_row: Floats, left_step: Floats) -> _Open:
+    """Settles entries that are the last open one of their request, then of their step; those that are open still."""
     for by_request in (True, False):
-        open_ = np.isnan(found)
-        per_row = np.bincount(row[open_], minlength=len(left_row))
-        per_step = np.bincount(step[open_], minlength=len(left_step))
         if by_request:
-            chosen = open_ & (per_row[row] == 1) & np.isfinite(left_row[row])
-            value = left_row[row]
+            alone = (np.bincount(left.row, minlength=len(left_row)) == 1) & np.isfinite(left_row)
+            chosen = alone[left.row]
         else:
-            chosen = open_ & (per_step[step] == 1)
-            value = np.fmin(left_step[step], left_row[row])
+            chosen = (np.bincount(left.step, minlength=len(left_step)) == 1)[left.step]
         if not chosen.any():
             continue
-        moved = True
-        found[chosen] = np.clip(np.fmin(value, left_step[step]), 0.0, None)[chosen]
+        one = left.at(chosen)
+        row, step = one.row, one.step
+        value = left_row[row] if by_request else np.fmin(left_step[step], left_row[row])
+        settled = np.clip(np.fmin(value, left_step[step]), 0.0, None)
         # Several requests may end in one step: together they have no more than its tokens.
-        taken = np.bincount(step[chosen], weights=found[chosen], minlength=len(left_step))
+        taken = np.bincount(step, weights=settled, minlength=len(left_step))
         over = np.divide(left_step, taken, out=np.ones_like(taken), where=taken > left_step)
-        found[chosen] *= over[step[chosen]]
-        left_step -= np.bincount(step[chosen], weights=found[chosen], minlength=len(left_step))
-        left_row -= np.bincount(row[chosen], weights=found[chosen], minlength=len(left_row))
+        settled *= over[step]
+        found[one.place] = settled
+        left_step -= np.bincount(step, weights=settled, minlength=len(left_step))
+        left_row -= np.bincount(row, weights=settled, minlength=len(left_row))
         np.clip(left_step, 0.0, None, out=left_step)
         np.clip(left_row, 0.0, None, out=left_row)
-    return moved
+        left = left.at(~chosen)
+    return left
 
 
-def _fit(
-    found: Floats, row: npt.NDArray[np.intp], step: npt.NDArray[np.intp], left_row: Floats, left_step: Floats
-) -> None:
+def _fit(found: Floats, left: _Open, left_row: Floats, left_step: Floats) -> None:
     """Divides what is open by proportional fitting to both sums, ending with the steps' (those are measured)."""
-    open_ = np.flatnonzero(np.isnan(found))
-    row, step = row[open_], step[open_]
+    row, step = left.row, left.step
     sharing = np.bincount(step, minlength=len(left_step))
     tokens = left_step[step] / sharing[step]
     for _ in range(FIT_ROUNDS):
@@ -179,4 +198,4 @@ def _fit(
         by_step = np.bincount(step, weights=tokens, minlength=len(left_step))
         factor = np.divide(left_step, by_step, out=np.ones_like(by_step), where=by_step > left_step)
         tokens = tokens * factor[step]
-    found[open_] = tokens
+    found[left.place] = tokens

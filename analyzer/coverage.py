@@ -154,9 +154,12 @@ def replace_joined(found: Sampling, joined: bool) -> Sampling:
 
 def partly_seen(rows: pl.DataFrame, samples: pl.DataFrame) -> bool:
     """Whether clearly fewer requests of one replica sent spans than its counter finished; False where nothing counts them."""
-    ended = rows.filter(~pl.col("outcome").fill_null("ok").is_in(NOT_FINISHED))
+    if "finished" not in samples.columns or len(samples) - samples["finished"].null_count() < 2:
+        return False
+    told = rows.select("outcome", "finished_unix_ns")
+    ended = told.filter(~pl.col("outcome").fill_null("ok").is_in(NOT_FINISHED))
     first, newest = ended["finished_unix_ns"].min(), ended["finished_unix_ns"].max()
-    if not isinstance(first, int) or not isinstance(newest, int) or "finished" not in samples.columns:
+    if not isinstance(first, int) or not isinstance(newest, int):
         return False
     part = _part(ended, samples, Window(first, newest + 1), newest, shapes=False)
     return part is not None and _judged([part]).is_partial

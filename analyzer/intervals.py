@@ -8,17 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Index = npt.NDArray[np.intp]
+SORTED_FROM = 4096  # so many moments are looked up faster in order, sorting included
 
 
 def valid(start: Floats, end: Floats) -> Bools:
     """Which intervals are known and not empty."""
     return np.isfinite(start) & np.isfinite(end) & (end > start)
+
+
+def places(time: Floats, t: Floats) -> Index:
+    """Index of the last of some ascending times at or before each t; -1 before the first, the last one for NaN.
+
+    Neighbours in time are neighbours in memory: many moments in any order wait for memory at each step of their search.
+    """
+    if len(t) < SORTED_FROM or (t[1:] >= t[:-1]).all():
+        return np.searchsorted(time, t, side="right") - 1
+    order = np.argsort(t)
+    found = np.empty(len(t), dtype=np.intp)
+    found[order] = np.searchsorted(time, t[order], side="right") - 1
+    return found
+
+
+def held(time: Floats, value: npt.NDArray[Any], grid: Floats) -> npt.NDArray[Any]:
+    """What a step function with any kind of values is at ascending moments; 0 before its first time. One look-up a step, not a moment."""
+    first = np.searchsorted(grid, time, side="left")
+    length = np.diff(first, append=len(grid))
+    before = np.zeros(first[0] if len(first) else len(grid), dtype=value.dtype)
+    return np.concatenate((before, np.repeat(value, length)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +56,7 @@ class Steps:
         """Value at each t."""
         if not len(self.time):
             return np.zeros_like(t, dtype=float)
-        k = np.searchsorted(self.time, t, side="right") - 1
+        k = places(self.time, t)
         return np.where(k >= 0, self.value[np.maximum(k, 0)], 0.0)
 
     def integral(self, start: Floats, end: Floats) -> Floats:
@@ -45,27 +69,27 @@ class Steps:
         return Steps(self.time, np.where(chosen, self.value, 0.0))
 
 
-def integrals(time: Floats, values: Sequence[Floats], start: Floats, end: Floats) -> list[Floats]:
-    """Integral over each [start, end) of several step functions that step at the same times; see Steps.integral."""
+def integrals(time: Floats, values: Sequence[Floats | Bools], start: Floats, end: Floats) -> list[Floats]:
+    """Integral over each [start, end) of several step functions that step at the same times; see Steps.integral. A truth counts 1."""
     unknown = np.isnan(start + end)
     nothing = np.where(unknown, np.nan, 0.0)
     if not len(time):
         return [np.where(end > start, 0.0, nothing) for _ in values]
     width = np.diff(time)
-    places = []
+    ends = []
     for t in (start, end):
-        k = np.searchsorted(time, t, side="right") - 1
+        k = places(time, t)
         inside = np.maximum(k, 0)
-        places.append((k >= 0, inside, t - time[inside]))
+        ends.append((k >= 0, inside, t - time[inside]))
 
-    def primitive(value: Floats, area: Floats, place: tuple[Bools, npt.NDArray[np.intp], Floats]) -> Floats:
+    def primitive(value: Floats | Bools, area: Floats, place: tuple[Bools, Index, Floats]) -> Floats:
         begun, inside, since = place
         return np.where(begun, area[inside] + value[inside] * since, 0.0)
 
     found = []
     for value in values:
         area = np.concatenate(([0.0], np.cumsum(value[:-1] * width)))
-        difference = primitive(value, area, places[1]) - primitive(value, area, places[0])
+        difference = primitive(value, area, ends[1]) - primitive(value, area, ends[0])
         found.append(np.where(end > start, difference, nothing))
     return found
 
@@ -73,16 +97,26 @@ def integrals(time: Floats, values: Sequence[Floats], start: Floats, end: Floats
 def level(start: Floats, end: Floats, weight: Floats | None = None) -> Steps:
     """How many intervals hold each moment (or the sum of their weights)."""
     ok = valid(start, end)
-    load = np.ones(int(ok.sum())) if weight is None else np.nan_to_num(weight[ok])
-    times = np.concatenate((start[ok], end[ok]))
-    change = np.concatenate((load, -load))
-    if not len(times):
+    if not ok.any():
         return Steps(np.empty(0), np.empty(0))
-    moments, which = np.unique(times, return_inverse=True)
-    total = np.cumsum(np.bincount(which, weights=change, minlength=len(moments)).astype(np.float64))
+    if weight is not None:
+        return _load(start[ok], end[ok], np.nan_to_num(weight[ok]))[0]
+    times = np.concatenate((start[ok], end[ok]))
+    order = np.argsort(times)
+    running = np.cumsum(np.where(order < len(order) // 2, 1.0, -1.0))
+    times = times[order]
+    last = np.append(times[1:] != times[:-1], True)  # of what begins and ends at one moment
+    return Steps(times[last], running[last])
+
+
+def _load(start: Floats, end: Floats, weight: Floats) -> tuple[Steps, Index, Index]:
+    """Sum of the weights of the intervals that hold each moment, and where in it each interval begins and ends."""
+    moments, place = np.unique(np.concatenate((start, end)), return_inverse=True)
+    change = np.bincount(place, weights=np.concatenate((weight, -weight)), minlength=len(moments))
+    total = np.cumsum(change, dtype=np.float64)
     # A sum of floats that should be zero is not: a millionth of the largest weight is silence.
-    total[np.abs(total) < 1e-6 * max(float(load.max(initial=0.0)), 1e-300)] = 0.0
-    return Steps(moments, total)
+    total[np.abs(total) < 1e-6 * max(float(weight.max()), 1e-300)] = 0.0
+    return Steps(moments, total), place[: len(start)], place[len(start) :]
 
 
 def covered(start: Floats, end: Floats) -> Steps:
@@ -99,11 +133,16 @@ def own_share_s(start: Floats, end: Floats, amount: Floats) -> Floats:
     An interval with an unknown amount counts with the mean rate of the known ones, or rate 1.
     """
     ok = valid(start, end)
-    length = np.where(ok, end - start, np.nan)
-    rate = amount / length
-    known = rate[np.isfinite(rate) & (rate > 0)]
-    rate = np.where(np.isfinite(rate) & (rate > 0), rate, float(known.mean()) if len(known) else 1.0)
-    total = level(start, end, rate)
-    inverse = Steps(total.time, np.divide(1.0, total.value, out=np.zeros_like(total.value), where=total.value > 0))
-    own = rate * inverse.integral(start, end)
-    return np.where(ok, np.clip(own, 0.0, length), np.nan)
+    own = np.full(len(start), np.nan)
+    if not ok.any():
+        return own
+    length = end[ok] - start[ok]
+    rate = amount[ok] / length
+    told = np.isfinite(rate) & (rate > 0)
+    if not told.all():
+        rate = np.where(told, rate, float(rate[told].mean()) if told.any() else 1.0)
+    total, begins, ends = _load(start[ok], end[ok], rate)
+    inverse = np.divide(1.0, total.value, out=np.zeros_like(total.value), where=total.value > 0)
+    area = np.concatenate(([0.0], np.cumsum(inverse[:-1] * np.diff(total.time))))
+    own[ok] = np.clip(rate * (area[ends] - area[begins]), 0.0, length)
+    return own

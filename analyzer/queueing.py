@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from phasewise.analyzer.intervals import Bools, Floats, Steps, covered, integrals, level
+from phasewise.analyzer.intervals import Bools, Floats, Steps, covered, held, integrals
 from phasewise.collector.context import Setting
 from phasewise.rules.engine_settings import RANKS
 
@@ -22,6 +22,7 @@ HELD_RATIO = 0.02  # a level of running held for less of the busy time is taken 
 ENOUGH_SAMPLES = 3  # with waiting requests, before samples alone show a plateau
 HOLD_S = 60.0  # a sample speaks for at most this long before and after itself
 
+STATED_LIMITS = ("effective_max_num_seqs", "max_num_seqs")  # settings, what a scheduler says of itself first
 REASONS = ("kv.wait", "queue.slots", "queue.budget", "unexplained")
 
 
@@ -63,6 +64,11 @@ class SlotLimit:
     full_ratio: float | None  # share of the waiting time in which running stood there
 
 
+def tells_reasons(settings: Mapping[str, Setting], samples: Samples) -> bool:
+    """Whether anything can tell why requests waited: a stated slot limit, or samples of KV use."""
+    return any(name in settings for name in STATED_LIMITS) or bool(np.isfinite(samples.kv_usage).any())
+
+
 def slot_limit(
     settings: Mapping[str, Setting], samples: Samples, running: Steps | None, waiting: Steps | None
 ) -> SlotLimit:
@@ -71,7 +77,7 @@ def slot_limit(
     running, waiting: step functions made from spans, None without full coverage; samples alone serve a live window, where
     spans come only when a request ends.
     """
-    stated = settings.get("effective_max_num_seqs") or settings.get("max_num_seqs")
+    stated = next((settings[name] for name in STATED_LIMITS if name in settings), None)
     known = float(stated.value) if stated is not None and isinstance(stated.value, int | float) else None
     ranks = settings.get(RANKS)
     if (
@@ -117,9 +123,9 @@ def _held_top(running: Steps) -> float:
 def _time_ratio(running: Steps, waiting: Steps, top: float) -> float:
     grid = np.unique(np.concatenate((running.time, waiting.time)))
     length = np.diff(grid, append=grid[-1:])
-    waits = waiting.at(grid) > 0.5
+    waits = held(waiting.time, waiting.value > 0.5, grid)
     total = float(length[waits].sum())
-    full = float(length[waits & (running.at(grid) >= top - 0.5)].sum())
+    full = float(length[waits & held(running.time, running.value >= top - 0.5, grid)].sum())
     return full / total if total > 0 else 0.0
 
 
@@ -133,30 +139,34 @@ def kv_limited(samples: Samples, slots: SlotLimit) -> Bools:
 
 
 def wait_reasons(
-    queued: Floats, scheduled: Floats, samples: Samples, slots: SlotLimit, running: Steps, others_prefill: Steps
+    queued: Floats,
+    scheduled: Floats,
+    samples: Samples,
+    slots: SlotLimit,
+    running: Steps,
+    others_prefill: Steps,
+    waiting: Steps,
 ) -> dict[str, Floats]:
-    """Seconds of each wait [queued, scheduled) by reason (REASONS); they add up to the wait.
+    """Seconds of each wait [queued, scheduled) by reason (REASONS); they add up to the wait. waiting: all requests that wait.
 
     Without a sample near, KV use is unknown and a wait at a plateau may be either: it stays unexplained unless the limit
     is the engine's own setting.
     """
     kv_known = samples.hold(np.isfinite(samples.kv_usage))
     kv_full = samples.hold(kv_limited(samples, slots))
-    waiting = level(queued, scheduled)
     grid = np.unique(np.concatenate((waiting.time, running.time, others_prefill.time, kv_known.time, kv_full.time)))
-    kv = kv_full.at(grid) > 0.5
-    told = kv_known.at(grid) > 0.5
+    kv, told, prefilling = (held(one.time, one.value > 0.5, grid) for one in (kv_full, kv_known, others_prefill))
     limit = slots.value
-    at_limit = (running.at(grid) >= limit - 0.5) if limit is not None else np.zeros(len(grid), dtype=bool)
+    at_limit = np.zeros(len(grid), dtype=np.bool_)
+    if limit is not None:
+        at_limit = held(running.time, running.value >= limit - 0.5, grid)
     sure = told | (slots.source not in ("plateau", "unknown"))
-    prefilling = others_prefill.at(grid) > 0.5
     # A slot that changes hands is empty for a moment: where the limit rules the waiting, it rules that moment too.
     ruled = limit is not None and (slots.full_ratio or 0.0) >= PLATEAU_RATIO
     slot = ~kv & sure & (at_limit | (ruled & ~(prefilling & told & ~at_limit)))
     budget = ~kv & ~slot & told & prefilling
     unknown = ~kv & ~slot & ~budget
-    chosen = [reason.astype(float) for reason in (kv, slot, budget, unknown)]
-    return dict(zip(REASONS, integrals(grid, chosen, queued, scheduled), strict=True))
+    return dict(zip(REASONS, integrals(grid, (kv, slot, budget, unknown), queued, scheduled), strict=True))
 
 
 def sampled_reasons(samples: Samples, slots: SlotLimit) -> dict[str, Bools]:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from phasewise.analyzer.decoding import BANDWIDTH_EFFICIENCY
-from phasewise.analyzer.intervals import Bools, Floats, Steps, valid
+from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.machine import Machine, machine, typical_model
 from phasewise.collector.context import Context
 from phasewise.rules.counting import Precision, decode_step
 from phasewise.rules.load import Rulebook
 from phasewise.rules.schema import Model
 
+_Kept = TypeVar("_Kept")
+Ints = npt.NDArray[np.int64]
 COMPUTE_EFFICIENCY = 0.75  # best matrix products reach 73-87 % of the data sheet, roofline.md 4.1
 CONTEXT_GRAIN_TOKENS = 64  # contexts are counted in these steps: the error is far below that of the efficiencies
+KEPT_COUNTS = 16_384  # steps of one model whose count is remembered
+DENSE_KEYS = 1_000_000  # so far apart, what was seen of them is counted instead of sorted
 CAUSES = ("decode.weights", "decode.kv", "decode.compute", "host", "unexplained")
 
 
@@ -36,14 +42,14 @@ class DecodeSplit:
     lowest_ridge: float
     highest_ridge: float
 
-    def shares(self, rows: Bools, steady_s: Floats, gaps: Floats) -> Mapping[str, Floats]:
-        """Seconds of steady decode of the chosen rows by cause; they add up to steady_s."""
-        share, memory, compute = self.weight_share[rows], self.memory_s[rows], self.compute_s[rows]
+    def shares(self, steady_s: Floats, gaps: Floats) -> Mapping[str, Floats]:
+        """Seconds of steady decode of each request by cause; they add up to steady_s."""
+        share, memory, compute = self.weight_share, self.memory_s, self.compute_s
         known = np.isfinite(memory)
         steps = np.maximum(gaps, 1.0)
         bound = np.where(known, np.minimum(np.fmax(memory, compute) * steps, steady_s), steady_s)
-        below = np.where(known, memory >= compute, self.intensity[rows] < self.lowest_ridge)
-        above = np.where(known, memory < compute, self.intensity[rows] > self.highest_ridge)
+        below = np.where(known, memory >= compute, self.intensity < self.lowest_ridge)
+        above = np.where(known, memory < compute, self.intensity > self.highest_ridge)
         reading = np.where(below, bound, 0.0)
         return {
             "decode.weights": reading * share,
@@ -60,17 +66,17 @@ def ridges(rulebook: Rulebook, dtype: str) -> tuple[float, float]:
     return (min(found), max(found)) if found else (0.0, float("inf"))
 
 
-def decode_split(context: Context, number: Mapping[str, Floats], running: Steps, rulebook: Rulebook) -> DecodeSplit:
-    """Counts bytes and FLOPs of each request's steps from the batch that ran beside it and its mean context.
+def decode_split(
+    context: Context, batch: Floats, input_tokens: Floats, output_tokens: Floats, rulebook: Rulebook
+) -> DecodeSplit:
+    """Counts bytes and FLOPs of the steps of some requests from the batch that ran beside each (NaN: unknown) and its mean context.
 
     An unknown model counts as dense at 16 bit: the intensity of its linear layers is then the batch, whatever its size, and
     all its bytes are taken as weights.
     """
     built = machine(context.settings, typical_model(context.requests), rulebook)
-    start, end = number["first_token_unix_ns"], number["finished_unix_ns"]
-    batch = np.divide(running.integral(start, end), end - start, out=np.ones(len(end)), where=valid(start, end))
     batch = np.maximum(np.nan_to_num(batch, nan=1.0), 1.0)
-    tokens = np.nan_to_num(number["input_tokens"]) + np.nan_to_num(number["output_tokens"]) / 2
+    tokens = np.nan_to_num(input_tokens) + np.nan_to_num(output_tokens) / 2
     lowest, highest = ridges(rulebook, built.dtype)
     if not context.instance:
         # Calls that only a client saw: what ran them, beside what, is not known.
@@ -84,36 +90,70 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
     memory, compute = np.full(n, np.nan), np.full(n, np.nan)
     if built.model is None:
         return DecodeSplit(share, intensity, memory, compute, lowest, highest)
-    sizes = np.rint(batch).astype(int)
-    lengths = (np.maximum(np.rint(tokens / CONTEXT_GRAIN_TOKENS), 1) * CONTEXT_GRAIN_TOKENS).astype(int)
+    sizes = np.rint(batch).astype(np.int64)
+    lengths = np.maximum(np.rint(tokens / CONTEXT_GRAIN_TOKENS), 1).astype(np.int64)
     # Layers and head count by the batch alone, attention by the context of one sequence: no pair of both is counted by itself.
-    batches, by_batch = np.unique(sizes, return_inverse=True)
-    contexts, by_context = np.unique(lengths, return_inverse=True)
-    layers = np.array([_layers(built.model, built.precision, int(b)) for b in batches]).reshape(-1, 3)[by_batch]
-    attention = np.array([_attention(built.model, built.precision, int(s)) for s in contexts]).reshape(-1, 2)[
-        by_context
-    ]
-    weights, intensity = layers[:, 0], layers[:, 1]
-    moved = weights + sizes * attention[:, 0]
+    counts = _counts(built.model, built.precision)
+    weights, intensity, flops = _looked_up(sizes, counts.layers, 3)
+    kv_bytes, kv_flops = _looked_up(lengths, counts.attention, 2)
+    moved = weights + sizes * kv_bytes
     share = weights / moved
     if built.gpu is not None:
         peak = built.gpu.peak_flops.get(built.dtype)
         memory = moved / built.devices / (built.gpu.memory_bandwidth_bytes_per_s * BANDWIDTH_EFFICIENCY)
-        flops = layers[:, 2] + sizes * attention[:, 1]
-        compute = flops / built.devices / (peak * COMPUTE_EFFICIENCY) if peak else np.zeros(n)
+        done = flops + sizes * kv_flops
+        compute = done / built.devices / (peak * COMPUTE_EFFICIENCY) if peak else np.zeros(n)
     return DecodeSplit(share, intensity, memory, compute, lowest, highest)
 
 
-@lru_cache(maxsize=16_384)
-def _layers(model: Model, precision: Precision, batch: int) -> tuple[float, float, float]:
-    """Weight bytes, FLOP per byte of the linear layers, and FLOPs of a step of `batch` sequences, attention apart."""
-    step = decode_step(model, precision, batch, 1)
-    weights = step.linear.weight_bytes + step.head.weight_bytes
-    return weights, step.linear.intensity_flop_per_byte or 0.0, float(step.linear.flops + step.head.flops)
+def _looked_up(keys: Ints, of: Callable[[int], tuple[float, ...]], width: int) -> Floats:
+    """`of` each key, [width, n]; asked once for each different one."""
+    if not len(keys):
+        return np.empty((width, 0))
+    low = int(keys.min())
+    if int(keys.max()) - low < DENSE_KEYS:
+        present = np.bincount(keys - low) > 0
+        different, place = np.flatnonzero(present) + low, (np.cumsum(present) - 1)[keys - low]
+    else:
+        different, place = np.unique(keys, return_inverse=True)
+    table = np.array([of(key) for key in different.tolist()]).T
+    return np.asarray(np.ascontiguousarray(table)[:, place])
 
 
-@lru_cache(maxsize=16_384)
-def _attention(model: Model, precision: Precision, context_tokens: int) -> tuple[float, float]:
-    """KV bytes and FLOPs of the attention of one sequence in a step."""
-    work = decode_step(model, precision, 1, context_tokens).attention
-    return work.kv_bytes, float(work.flops)
+class _Counts:
+    """Bytes and FLOPs of decode steps of one model, each counted once."""
+
+    def __init__(self, model: Model, precision: Precision) -> None:
+        self._model, self._precision = model, precision
+        self._layers: dict[int, tuple[float, float, float]] = {}
+        self._attention: dict[int, tuple[float, float]] = {}
+
+    def layers(self, batch: int) -> tuple[float, float, float]:
+        """Weight bytes, FLOP per byte of the linear layers, and FLOPs of a step of `batch` sequences, attention apart."""
+        found = self._layers.get(batch)
+        if found is None:
+            step = decode_step(self._model, self._precision, batch, 1)
+            weights = step.linear.weight_bytes + step.head.weight_bytes
+            flops = float(step.linear.flops + step.head.flops)
+            found = weights, step.linear.intensity_flop_per_byte or 0.0, flops
+            _keep(self._layers, batch, found)
+        return found
+
+    def attention(self, grains: int) -> tuple[float, float]:
+        """KV bytes and FLOPs of the attention of one sequence in a step, by its context in CONTEXT_GRAIN_TOKENS."""
+        found = self._attention.get(grains)
+        if found is None:
+            work = decode_step(self._model, self._precision, 1, grains * CONTEXT_GRAIN_TOKENS).attention
+            found = work.kv_bytes, float(work.flops)
+            _keep(self._attention, grains, found)
+        return found
+
+
+def _keep(kept: dict[int, _Kept], key: int, value: _Kept) -> None:
+    if len(kept) >= KEPT_COUNTS:
+        kept.clear()
+    kept[key] = value
+
+
+# By model and precision: to find what was counted costs more than a look-up where these are hashed for every single count.
+_counts = lru_cache(maxsize=64)(_Counts)

@@ -44,7 +44,7 @@ class Composition:
     pairs: Floats
     prefilling: Floats
 
-    def at(self, which: Ints | Bools) -> Composition:
+    def at(self, which: Ints | Bools | slice) -> Composition:
         return Composition(*(getattr(self, name)[which] for name in self.__slots__))
 
 
@@ -104,7 +104,8 @@ class StepModel:
 def _bent(terms: tuple[tuple[float, float], ...], x: Floats) -> Floats:
     total = np.zeros(len(x))
     for knot, slope in terms:
-        total += slope * np.maximum(x - knot, 0.0)
+        if slope:
+            total += slope * np.maximum(x - knot, 0.0)
     return total
 
 
@@ -112,7 +113,8 @@ def _slope(terms: tuple[tuple[float, float], ...], x: Floats) -> Floats:
     """Seconds a further unit would cost."""
     total = np.zeros(len(x))
     for knot, slope in terms:
-        total += np.where(x >= knot, slope, 0.0)
+        if slope:
+            total += np.where(x >= knot, slope, 0.0)
     return total
 
 

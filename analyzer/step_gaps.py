@@ -36,10 +36,7 @@ class Gaps:
 
 def gaps_of(segments: Segments, before: Bools, table: StepTable, external_s: Floats) -> Gaps:
     """before: which segments lie before the first token; external_s: of each request, inside its decode."""
-    same = segments.row[1:] == segments.row[:-1]
-    lost = segments.phase[1:] == RECOMPUTE
-    pair = np.flatnonzero(same & (lost | (segments.low[1:] > segments.high[:-1])))
-    low, high, lost = segments.high[pair], segments.low[pair + 1], lost[pair]
+    pair, low, high, lost = _apart(segments)
     full = np.fmax(table.kv_ratio[low - 1], table.kv_ratio[np.minimum(low, len(table) - 1)])
     prompts = table.prefill_tokens > 0
     short = np.nan_to_num(table.kv_ratio) >= KV_FULL_RATIO
@@ -60,12 +57,18 @@ def gaps_of(segments: Segments, before: Bools, table: StepTable, external_s: Flo
     )
 
 
-def seated_elsewhere(gaps: Gaps, table: StepTable) -> Floats:
+def _apart(segments: Segments) -> tuple[Ints, Ints, Ints, Bools]:
+    """Segments that do not follow the one before in the same request: indices of these, the steps between, and which were lost."""
+    same = segments.row[1:] == segments.row[:-1]
+    lost = segments.phase[1:] == RECOMPUTE
+    pair = np.flatnonzero(same & (lost | (segments.low[1:] > segments.high[:-1])))
+    return pair, segments.high[pair], segments.low[pair + 1], lost[pair]
+
+
+def seated_elsewhere(segments: Segments, table: StepTable) -> Floats:
     """Sequences that keep a seat but are not in the step, by step: a tool at work, a prompt that got no tokens."""
-    kept = ~gaps.lost
-    change = np.bincount(gaps.low[kept], minlength=len(table) + 1) - np.bincount(
-        gaps.high[kept], minlength=len(table) + 1
-    )
+    _, low, high, lost = _apart(segments)
+    change = np.bincount(low[~lost], minlength=len(table) + 1) - np.bincount(high[~lost], minlength=len(table) + 1)
     return np.cumsum(change)[: len(table)].astype(np.float64)
 
 

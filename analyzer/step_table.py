@@ -87,8 +87,15 @@ def read_tables(steps: pl.DataFrame, origin_unix_ns: int) -> dict[str, StepTable
     """One table an instance; of a step that was sent twice the first is kept."""
     if steps.is_empty():
         return {}
-    ordered = steps.sort(["instance", "step", *(c for c in _COLUMNS if c not in ("instance", "step"))])
-    ordered = ordered.unique(["instance", "step"], keep="first", maintain_order=True)
+    key = ["instance", "step"]
+    ordered = steps.sort(key)
+    again = (
+        ordered.select((pl.col(key) == pl.col(key).shift(1)).name.keep()).select(pl.all_horizontal(key).any()).item()
+    )
+    if again:  # the first in an order of their contents, not of their arrival
+        ordered = steps.sort([*key, *(c for c in _COLUMNS if c not in key)]).unique(
+            key, keep="first", maintain_order=True
+        )
     return {
         str(name): _table(own, origin_unix_ns) for (name,), own in ordered.group_by(["instance"], maintain_order=True)
     }
@@ -130,6 +137,19 @@ def _table(rows: pl.DataFrame, origin_unix_ns: int) -> StepTable:
         preemptions=known("preemptions"),
         hour=(rows["start_unix_ns"].to_numpy() // HOUR_NS).astype(np.int64),
     )
+
+
+def range_max(values: Floats, low: Ints, high: Ints) -> Floats:
+    """Highest of values[low:high] of each range, none of them empty: that of two runs of a power of two that cover it."""
+    found = np.empty(len(low))
+    power = np.frexp(high - low)[1] - 1  # of the longest run that fits
+    highest = values
+    for k in range(int(power.max(initial=-1)) + 1):
+        if k:
+            highest = np.maximum(highest[: -(1 << (k - 1))], highest[1 << (k - 1) :])
+        here = power == k
+        found[here] = np.maximum(highest[low[here]], highest[high[here] - (1 << k)])
+    return found
 
 
 def means_near(chosen: Bools, values: Floats, reach: int, least: int) -> Floats:

@@ -7,7 +7,7 @@ after the engine began, else the host's: no work of the model made it longer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ from phasewise.analyzer.step_fit import Composition, StepModel, fit_steps
 from phasewise.analyzer.step_parts import PARTS, Prompt, split
 from phasewise.analyzer.step_table import Ints, StepTable, means_near
 
+Which = Bools | slice
+BLOCK = 32_768  # chunks looked at together: what is computed of them stays near the processor
 HOUR_STEPS = 200  # fewer in an hour: fitted with all others in sight
 OUTLIER_RATIO, OUTLIER_SPREADS = 0.5, 6.0  # beyond the prediction by both: no noise of a step
 COLD_RATIO, COLD_SPREADS = 0.15, 4.0  # the same for steps that may be an engine's first
@@ -72,8 +74,7 @@ def step_times(table: StepTable, chunks: Chunks, built: Machine) -> StepTimes:
     without = _by_model(models, model_of, lambda model, which: model.seconds(bare.at(which)))
     others = _others_s(table, predicted, without, regular, spread)
     shares = np.zeros((len(PARTS), len(table)))
-    for k, model in enumerate(models):
-        here = model_of == k
+    for model, here in _with_rows(models, model_of):
         shares[:, here] = split(model, built, bare.at(here)).shares()
     by_cause = np.zeros((len(CAUSES), len(table)))
     for part, seconds in zip(PARTS, shares * (regular - others), strict=True):
@@ -99,6 +100,15 @@ def own_prefill(table: StepTable, times: StepTimes, chunks: Chunks) -> tuple[Flo
 
     Both leave out the excess of the step. Others' tokens take what the step would be shorter without them.
     """
+    others, rest = np.zeros(len(chunks.step)), np.zeros((len(PARTS), len(chunks.step)))
+    for low in range(0, len(chunks.step), BLOCK):
+        block = slice(low, low + BLOCK)
+        _own_prefill(table, times, chunks.at(block), others[block], rest[:, block])
+    return others, rest
+
+
+def _own_prefill(table: StepTable, times: StepTimes, chunks: Chunks, others: Floats, rest: Floats) -> None:
+    """The same into `others` and `rest`."""
     step = chunks.step
     whole = times.whole.at(step)
     own = Composition(
@@ -108,17 +118,14 @@ def own_prefill(table: StepTable, times: StepTimes, chunks: Chunks) -> tuple[Flo
         pairs=chunks.pairs,
         prefilling=np.ones(len(step)),
     )
-    prompt = Prompt(past=chunks.past, pairs=chunks.pairs)
-    others, rest = np.zeros(len(step)), np.zeros((len(PARTS), len(step)))
     alone = chunks.tokens >= table.prefill_tokens[step] * (1 - 1e-9)
-    for k, model in enumerate(times.models):
-        here = times.model_of[step] == k
+    for model, here in _with_rows(times.models, times.model_of[step]):
         with_all, without = model.seconds(whole.at(here)), model.seconds(own.at(here))
         share = np.divide(with_all - without, with_all, out=np.zeros_like(with_all), where=with_all > 0)
-        others[here] = np.where(alone[here], 0.0, np.clip(share, 0.0, 1.0)) * times.regular[step[here]]
-        shares = split(model, times.built, own.at(here), Prompt(prompt.past[here], prompt.pairs[here])).shares()
-        rest[:, here] = shares * (times.regular[step[here]] - others[here])
-    return others, rest
+        regular = times.regular[step[here]]
+        others[here] = np.where(alone[here], 0.0, np.clip(share, 0.0, 1.0)) * regular
+        prompt = Prompt(past=chunks.past[here], pairs=own.pairs[here])
+        rest[:, here] = split(model, times.built, own.at(here), prompt).shares() * (regular - others[here])
 
 
 def _composition(table: StepTable, chunks: Chunks) -> Composition:
@@ -186,13 +193,21 @@ def _slower_than_later(table: StepTable) -> Bools:
     return slow
 
 
-def _by_model(models: tuple[StepModel, ...], model_of: Ints, answer: Callable[[StepModel, Bools], Floats]) -> Floats:
+def _by_model(models: tuple[StepModel, ...], model_of: Ints, answer: Callable[[StepModel, Which], Floats]) -> Floats:
     """What each step's own model answers for it."""
     found = np.zeros(len(model_of))
-    for k, model in enumerate(models):
-        here = model_of == k
+    for model, here in _with_rows(models, model_of):
         found[here] = answer(model, here)
     return found
+
+
+def _with_rows(models: tuple[StepModel, ...], model_of: Ints) -> Iterator[tuple[StepModel, Which]]:
+    """Each model and where it is asked; one that answers for all is given no copies."""
+    if len(models) == 1:
+        yield models[0], slice(None)
+        return
+    for k, model in enumerate(models):
+        yield model, model_of == k
 
 
 def _excess(table: StepTable, predicted: Floats, spread: Floats) -> tuple[Floats, Bools]:
@@ -260,7 +275,7 @@ def _fixed_s(
 ) -> Floats:
     """Seconds of each step that would stay the same with more of everything in it: duration less marginal times amounts."""
 
-    def growing(model: StepModel, which: Bools) -> Floats:
+    def growing(model: StepModel, which: Which) -> Floats:
         made_of = whole.at(which)
         return np.asarray(
             made_of.tokens * model.token_slope_s(made_of.tokens)

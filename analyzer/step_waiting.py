@@ -96,6 +96,8 @@ def _counted(table: StepTable, low: Ints, high: Ints) -> tuple[Floats, Floats]:
     """Shares of the reasons that sequences were waiting for over runs of steps, [reasons, m]: each step counts by its time. And
     the seconds they rest on."""
     count = np.nan_to_num(table.waiting)
+    if not count.any():
+        return np.zeros((len(REASONS), len(low))), np.zeros((len(REASONS), len(low)))
     all_waiting = count.sum(axis=0)
     share = np.divide(count, all_waiting, out=np.zeros_like(count), where=all_waiting > 0)
     seconds = RunningSum.of(share * table.cycle_s).between(low, high)
@@ -108,6 +110,8 @@ def _slots(
 ) -> tuple[Floats, Floats, Floats]:
     """Waits for a slot divided into slots, capacity and empty seats, by the steps of [low, high) in which sequences wait for one;
     of requests that meet none, by all such steps."""
+    if not wait.any():
+        return wait, wait, wait
     asked = np.nan_to_num(table.waiting[REASONS.index("slot")]) > 0
     if not asked.any():
         asked = np.ones(len(table), dtype=np.bool_)

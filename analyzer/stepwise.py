@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
 from phasewise.analyzer.composition import (
     DECODE,
@@ -21,11 +20,12 @@ from phasewise.analyzer.composition import (
     read_chunks,
     read_segments,
 )
+from phasewise.analyzer.context_rows import Rows
 from phasewise.analyzer.intervals import Bools, Floats
 from phasewise.analyzer.machine import Machine, machine, typical_model
 from phasewise.analyzer.step_gaps import TURNS, Gaps, between_steps, gaps_of, seated_elsewhere
 from phasewise.analyzer.step_parts import PARTS
-from phasewise.analyzer.step_table import REASONS, Ints, RunningSum, StepTable, read_tables
+from phasewise.analyzer.step_table import REASONS, Ints, RunningSum, StepTable, range_max, read_tables
 from phasewise.analyzer.step_times import CAUSES as STEP_CAUSES
 from phasewise.analyzer.step_times import StepTimes, own_prefill, step_times
 from phasewise.analyzer.step_waiting import QUEUES, Waiter, vacant_steps, waits
@@ -57,25 +57,23 @@ class Stepwise:
     kv_usage_peak_ratio: Floats
 
 
-def book_steps(
-    context: Context, number: Mapping[str, Floats], origin_unix_ns: int, rulebook: Rulebook
-) -> Stepwise | None:
-    """Books queue, prefill and decode of every request whose steps are in sight; None where no request has any.
+def book_steps(context: Context, rows: Rows, rulebook: Rulebook) -> Stepwise | None:
+    """Books queue, prefill and decode of every target whose steps are in sight; None where no request has any.
 
-    number: columns of `context.requests` as arrays, moments in seconds since the origin.
+    rows: of `context.requests`. What steps were made of and how long they take is found from all of these.
     """
-    frame = context.requests
-    if context.steps.is_empty() or frame["segments"].null_count() == len(frame):
+    if context.steps.is_empty() or context.requests["segments"].null_count() == len(rows):
         return None
-    tables = read_tables(context.steps, origin_unix_ns)
-    built = machine(context.settings, typical_model(frame), rulebook)
-    ledger = _Ledger(len(frame))
+    tables = read_tables(context.steps, rows.origin_unix_ns)
+    built = machine(context.settings, typical_model(context.requests), rulebook)
+    ledger = _Ledger(rows.targets)
+    any_covered = False
     for name, table in tables.items():
-        own = ~ledger.chosen
+        own = np.ones(len(rows), dtype=np.bool_)
         if len(tables) > 1:  # else several processes may be one replica, and one of them has the steps
-            own &= (frame["instance"] == name).fill_null(False).to_numpy()
-        _book_instance(ledger, table, frame["segments"], own, number, built)
-    if not ledger.chosen.any():
+            own = (rows.series("instance") == name).fill_null(False).to_numpy()
+        any_covered |= _book_instance(ledger, table, own, rows, built)
+    if not any_covered:
         return None
     return Stepwise(
         ledger.chosen,
@@ -90,41 +88,49 @@ def book_steps(
 
 
 class _Phase:
-    """Seconds by cause of one phase of all rows, while they are added up."""
+    """Seconds by cause of one phase of all targets, while they are added up; a cause that nothing is booked to is not there."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.part = {cause: np.zeros(rows) for cause in CAUSES}
+        self.part: dict[str, Floats] = {}
         self.measured = np.zeros(rows)
 
     def add(self, cause: str, row: Ints, seconds: Floats, *, measured: bool = False) -> None:
-        one = np.bincount(row, weights=seconds, minlength=self.rows)
-        self.part[cause] += one
+        if not seconds.any():
+            return
+        one = np.bincount(row, weights=seconds, minlength=self.rows).astype(np.float64, copy=False)
+        self.put(cause, one)
         if measured:
-            self.measured += one
+            self.measured = self.measured + one
+
+    def put(self, cause: str, seconds: Floats) -> None:
+        """Adds one figure a row."""
+        self.part[cause] = self.part[cause] + seconds if cause in self.part else seconds
 
     def add_step(self, row: Ints, step: Ints, seconds: Floats, times: StepTimes) -> None:
         """Waits for a step to end, by what that step was made of."""
-        whole = times.by_cause[:, step]
-        total = whole.sum(axis=0)
-        share = np.divide(whole, total, out=np.zeros_like(whole), where=total > 0)
-        for cause, one in zip(STEP_CAUSES, share, strict=True):
-            self.add(cause, row, one * seconds)
+        if not len(row):
+            return
+        filled = [k for k in range(len(STEP_CAUSES)) if times.by_cause[k].any()]
+        whole = {k: times.by_cause[k][step] for k in filled}
+        total = sum(whole.values(), start=np.zeros(len(step)))
+        for k, one in whole.items():
+            share = np.divide(one, total, out=np.zeros_like(one), where=total > 0)
+            self.add(STEP_CAUSES[k], row, share * seconds)
         self.add("host", row, np.where(total > 0, 0.0, seconds))
 
     def close(self, length: Floats, between: Floats) -> None:
         """Makes the parts add up to `length`. What is missing passed between the steps ([scheduler, other] seconds), the rest of
         it is unexplained; what is too much is taken from all parts alike."""
-        total = sum(self.part.values(), start=np.zeros(self.rows))
+        total = sum((self.part[cause] for cause in CAUSES if cause in self.part), start=np.zeros(self.rows))
         missing, available = np.clip(length - total, 0.0, None), between.sum(axis=0)
         used = np.divide(np.minimum(missing, available), available, out=np.zeros(self.rows), where=available > 0)
         factor = np.divide(length, total, out=np.ones(self.rows), where=total > length)
-        for cause in CAUSES:
-            self.part[cause] *= factor
+        self.part = {cause: seconds * factor for cause, seconds in self.part.items()}
         self.measured = self.measured * factor + between[0] * used
-        self.part["host.scheduler"] += between[0] * used
-        self.part["host"] += between[1] * used
-        self.part["unexplained"] += np.clip(missing - available, 0.0, None)
+        self.put("host.scheduler", between[0] * used)
+        self.put("host", between[1] * used)
+        self.put("unexplained", np.clip(missing - available, 0.0, None))
 
 
 class _Ledger(_Phase):
@@ -138,42 +144,48 @@ class _Ledger(_Phase):
         self.batch, self.admission, self.peak = (np.full(rows, np.nan) for _ in range(3))
 
     def take(self, phase: _Phase, covered: Bools, *, early: bool) -> None:
+        whole = bool(covered.all())
         for into in (self, self.early) if early else (self,):
-            for cause in CAUSES:
-                into.part[cause] += np.where(covered, phase.part[cause], 0.0)
-            into.measured += np.where(covered, phase.measured, 0.0)
+            for cause, seconds in phase.part.items():
+                into.put(cause, seconds if whole else np.where(covered, seconds, 0.0))
+            into.measured = into.measured + np.where(covered, phase.measured, 0.0)
 
 
-def _book_instance(
-    ledger: _Ledger, table: StepTable, texts: pl.Series, own: Bools, number: Mapping[str, Floats], built: Machine
-) -> None:
-    rows = len(own)
-    segments = read_segments(texts, own, table)
-    covered = covered_rows(segments, table, number["arrival_unix_ns"], number["finished_unix_ns"], COVERED_RATIO)
-    segments = segments.where(covered[segments.row] & (segments.high > segments.low))
-    if not len(segments.row):
-        return
+def _book_instance(ledger: _Ledger, table: StepTable, own: Bools, rows: Rows, built: Machine) -> bool:
+    """Whether any request has its steps in this table."""
+    everyone = read_segments(rows.series("segments"), own, table)
+    inside = covered_rows(everyone, table, rows["arrival_unix_ns"], rows["finished_unix_ns"], COVERED_RATIO)
+    everyone = everyone.where(inside[everyone.row] & (everyone.high > everyone.low))
+    covered = rows.chosen(inside)
+    if not covered.any():
+        return bool(inside.any())
+    all_chunks = read_chunks(everyone, table, rows["input_tokens"], rows["cached_tokens"])
+    times = step_times(table, all_chunks, built)
+    vacant = vacant_steps(table, all_chunks, seated_elsewhere(everyone, table))
+    segments, chunks = everyone, all_chunks
+    if rows.target is not None:
+        place = np.full(len(rows), -1)
+        place[rows.target] = np.arange(len(rows.target))
+        segments, chunks = everyone.placed(place), all_chunks.placed(place)
     before = _before_first(segments)
-    chunks = read_chunks(segments, table, number["input_tokens"], number["cached_tokens"])
-    times = step_times(table, chunks, built)
-    prefill, decode = _Phase(rows), _Phase(rows)
+    prefill, decode = _Phase(ledger.rows), _Phase(ledger.rows)
     _book_decoding(decode, segments, times)
     _book_chunks(prefill, decode, segments, before, chunks, times, table)
-    decode_s = _known(number["decode_s"])
-    wall = _known(number["finished_unix_ns"] - number["first_token_unix_ns"])
+    decode_s = _known(rows.own("decode_s"))
+    wall = _known(rows.own("finished_unix_ns") - rows.own("first_token_unix_ns"))
     ledger.outside = np.where(covered, np.clip(wall - decode_s, 0.0, None), ledger.outside)
-    external = _book_delivery(decode, segments, table, number, decode_s)
+    external = _book_delivery(decode, segments, table, rows.own("finished_unix_ns"), wall, decode_s)
     gaps = gaps_of(segments, before, table, external)
     _book_gaps(prefill, decode, gaps, times, external)
-    early, late = between_steps(segments, before, table, rows)
-    prefill.close(_known(number["prefill_s"]), early)
+    early, late = between_steps(segments, before, table, ledger.rows)
+    prefill.close(_known(rows.own("prefill_s")), early)
     decode.close(decode_s, late)
     ledger.take(prefill, covered, early=True)
     ledger.take(decode, covered, early=False)
-    vacant = vacant_steps(table, chunks, seated_elsewhere(gaps, table))
-    ledger.take(_queue(covered, number, table, times, vacant, gaps), covered, early=True)
+    ledger.take(_queue(covered, rows, table, times, vacant, gaps), covered, early=True)
     _surroundings(ledger, segments, table)
     ledger.chosen |= covered
+    return True
 
 
 def _known(values: Floats) -> Floats:
@@ -191,9 +203,10 @@ def _before_first(segments: Segments) -> Bools:
 
 def _book_decoding(decode: _Phase, segments: Segments, times: StepTimes) -> None:
     own = segments.where(segments.phase == DECODE)
-    sums = RunningSum.of(times.by_cause).between(own.low, own.high)
-    for cause, seconds in zip(STEP_CAUSES, sums, strict=True):
-        decode.add(cause, own.row, seconds)
+    for cause, seconds in zip(STEP_CAUSES, times.by_cause, strict=True):
+        if seconds.any():
+            (total,) = RunningSum.of(seconds[None]).between(own.low, own.high)
+            decode.add(cause, own.row, total)
 
 
 def _book_chunks(
@@ -218,15 +231,14 @@ def _book_chunks(
 
 
 def _book_delivery(
-    decode: _Phase, segments: Segments, table: StepTable, number: Mapping[str, Floats], decode_s: Floats
+    decode: _Phase, segments: Segments, table: StepTable, finished: Floats, wall: Floats, decode_s: Floats
 ) -> Floats:
     """What follows a request's last step is its delivery, as far as no tool lies there; returns the external time that must lie
-    before, inside the decode. The request states its decode without it."""
-    wall = _known(number["finished_unix_ns"] - number["first_token_unix_ns"])
+    before, inside the decode. The request states its decode without it. wall: seconds from the first token to the end."""
     external = np.clip(wall - decode_s, 0.0, None)
     closes = np.flatnonzero(np.append(segments.row[1:] != segments.row[:-1], True))
     row = segments.row[closes]
-    after = np.clip(number["finished_unix_ns"][row] - table.end[segments.high[closes] - 1], 0.0, wall[row])
+    after = np.clip(finished[row] - table.end[segments.high[closes] - 1], 0.0, wall[row])
     tool = np.minimum(after, external[row])
     decode.add("host", row, after - tool)
     external[row] -= tool
@@ -249,11 +261,9 @@ def _book_gaps(prefill: _Phase, decode: _Phase, gaps: Gaps, times: StepTimes, ex
     decode.add_step(row, last, wall * share[row], times)
 
 
-def _queue(
-    covered: Bools, number: Mapping[str, Floats], table: StepTable, times: StepTimes, vacant: Floats, gaps: Gaps
-) -> _Phase:
+def _queue(covered: Bools, rows: Rows, table: StepTable, times: StepTimes, vacant: Floats, gaps: Gaps) -> _Phase:
     row = np.flatnonzero(covered).astype(np.int64)
-    stated = np.stack([_known(number[f"queue_{reason}_s"][row]) for reason in REASONS])
+    stated = np.stack([_known(rows.own(f"queue_{reason}_s")[row]) for reason in REASONS])
     returned = np.zeros((len(REASONS), len(covered)))
     for reason, why in (("kv", gaps.for_blocks), ("policy", ~gaps.for_blocks)):
         again = gaps.lost & why
@@ -261,9 +271,9 @@ def _queue(
             gaps.row[again], weights=gaps.wall_s[again], minlength=len(covered)
         )
     who = Waiter(
-        queued=number["queued_unix_ns"][row],
-        scheduled=number["scheduled_unix_ns"][row],
-        queue_s=_known(number["queue_s"][row]),
+        queued=rows.own("queued_unix_ns")[row],
+        scheduled=rows.own("scheduled_unix_ns")[row],
+        queue_s=_known(rows.own("queue_s")[row]),
         stated=stated,
         returned=returned[:, row],
     )
@@ -287,8 +297,7 @@ def _surroundings(ledger: _Ledger, segments: Segments, table: StepTable) -> None
     opens = segments.opens
     ledger.admission[segments.row[opens]] = table.kv_ratio[segments.low[opens]]
     if np.isfinite(table.kv_ratio).any():
-        level = np.append(np.nan_to_num(table.kv_ratio, nan=-np.inf), -np.inf)
-        highest = np.maximum.reduceat(level, np.stack((segments.low, segments.high), axis=1).reshape(-1))[::2]
+        highest = range_max(np.nan_to_num(table.kv_ratio, nan=-np.inf), segments.low, segments.high)
         peak = np.full(ledger.rows, -np.inf)
         np.maximum.at(peak, segments.row, highest)
         known = np.isfinite(peak)

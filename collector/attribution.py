@@ -53,7 +53,7 @@ def ask(attribute: Attribute, registry: Registry, instance: str, scope: Scope, k
             requests=_with_model(scope.rows, keys, sole),
             samples=scope.samples,
             steps=scope.steps,
-            targets=frozenset(keys.to_list()),
+            targets=keys,
             settings=registry.settings(instance, scope.start_unix_ns, scope.end_unix_ns) if instance else {},
         )
     )

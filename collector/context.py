@@ -5,7 +5,7 @@ The collector imports nothing above it, so ``dashboard/commands/serve.py`` hands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -47,7 +47,7 @@ class Context:
     requests: pl.DataFrame
     samples: pl.DataFrame
     steps: pl.DataFrame
-    targets: frozenset[str]
+    targets: Collection[str]  # a Polars column of keys is the cheapest
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
 

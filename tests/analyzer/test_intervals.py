@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phasewise.analyzer.intervals import Floats, covered, level, own_share_s
+from phasewise.analyzer.intervals import SORTED_FROM, Floats, covered, held, level, own_share_s, places
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=12)
 
@@ -16,6 +16,7 @@ def ends(found: list[tuple[int, int]]) -> tuple[Floats, Floats]:
     return start, start + np.array([float(b) for _, b in found])
 
 
+@settings(deadline=None)
 @given(pairs, st.tuples(st.integers(0, 50), st.integers(0, 30)))
 def test_level_and_cover_count_what_overlaps(found: list[tuple[int, int]], query: tuple[int, int]) -> None:
     start, end = ends(found)
@@ -28,6 +29,7 @@ def test_level_and_cover_count_what_overlaps(found: list[tuple[int, int]], query
     assert (level(start, end).at(middles) == count).all()
 
 
+@settings(deadline=None)
 @given(pairs, st.data())
 def test_shares_of_overlapping_prefills_add_up_to_their_union(
     found: list[tuple[int, int]], data: st.DataObject
@@ -50,3 +52,39 @@ def test_a_prefill_alone_is_all_its_own_and_an_unknown_interval_stays_unknown() 
 def test_equal_prompts_in_the_same_steps_share_them_equally() -> None:
     own = own_share_s(np.zeros(4), np.full(4, 2.0), np.full(4, 100.0))
     assert np.allclose(own, 0.5)
+
+
+moments = st.lists(st.one_of(st.floats(-50, 50), st.just(float("nan"))), max_size=30)
+
+
+@settings(deadline=None)
+@given(pairs, moments)
+def test_moments_are_found_alike_in_any_order_and_number(found: list[tuple[int, int]], asked: list[float]) -> None:
+    time = np.unique(np.concatenate(ends(found)))
+    few = np.array(asked, dtype=np.float64)
+    many = np.tile(few, SORTED_FROM // max(len(few), 1) + 1)
+    assert (places(time, few) == np.searchsorted(time, few, side="right") - 1).all()
+    assert (places(time, many) == np.searchsorted(time, many, side="right") - 1).all()
+
+
+@settings(deadline=None)
+@given(pairs, st.lists(st.integers(-5, 70), max_size=20))
+def test_a_step_function_is_the_same_on_a_grid_and_at_its_moments(
+    found: list[tuple[int, int]], asked: list[int]
+) -> None:
+    steps = level(*ends(found))
+    grid = np.unique(np.array(asked, dtype=np.float64))
+    assert (held(steps.time, steps.value, grid) == steps.at(grid)).all()
+    assert (held(steps.time, steps.value > 1.5, grid) == (steps.at(grid) > 1.5)).all()
+    assert not held(np.empty(0), np.empty(0), grid).any()
+
+
+@settings(deadline=None)
+@given(pairs, st.data())
+def test_equal_weights_are_counts(found: list[tuple[int, int]], data: st.DataObject) -> None:
+    start, end = ends(found)
+    unknown = np.array([data.draw(st.booleans()) for _ in found])
+    start = np.where(unknown, np.nan, start)
+    counted, weighted = level(start, end), level(start, end, np.ones(len(start)))
+    assert np.array_equal(counted.time, weighted.time)
+    assert np.array_equal(counted.value, weighted.value)
