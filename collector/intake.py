@@ -101,6 +101,10 @@ class Intake:
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._warned_at: OrderedDict[str, float] = OrderedDict()
 
+    def has_room(self, more_bytes: int) -> bool:
+        """Whether a request of so many bytes could be held now; nothing is reserved, since nothing of it has come yet."""
+        return not self._held_bytes or self._held_bytes + more_bytes <= self.limits.queue_bytes
+
     def reserve(self, more_bytes: int, own_bytes: int = 0) -> bool:
         """Whether so many more bytes may be held; own_bytes: what the same request holds already. Pair with `release`."""
         others = self._held_bytes - own_bytes

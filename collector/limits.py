@@ -65,6 +65,7 @@ class IntakeLimits:
     body_bytes_per_s: float = 1024.0  # slower senders are cut off once `slow_after_s` have passed
     slow_after_s: float = 5.0
     header_s: float = 10.0
+    unread_s: float = 30.0  # that a client leaves an answer unread before its connection is closed (Linux)
     connections: int = 1000  # HTTP requests under way
     streams: int = 64  # gRPC calls under way in one connection
     retry_after_s: tuple[int, int] = (1, 2)  # hint to refused senders: Python exporters give up on more than about 8 s

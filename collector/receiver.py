@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phasewise.collector.limits import INTAKE_LIMITS
 from phasewise.rules.errors import InputError, MachineError, PhasewiseError
 from phasewise.rules.secret_text import hidden, log_to_stderr
 
@@ -117,6 +118,8 @@ def bound_socket(host: str, port: int, setting: str) -> socket.socket:
         )
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # which each connection inherits
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(INTAKE_LIMITS.unread_s * 1000))
         try:
             listener.bind(address)
             listener.listen(1024)
@@ -201,7 +204,6 @@ async def _open(settings: Settings) -> _Process:
     from phasewise.collector.committer import Committer
     from phasewise.collector.intake import Intake
     from phasewise.collector.journal import JournalWriter
-    from phasewise.collector.limits import INTAKE_LIMITS
     from phasewise.collector.receipts import Receipts
     from phasewise.collector.receiver_grpc import GrpcServer
     from phasewise.collector.receiver_http import HttpFront, HttpServer
@@ -257,7 +259,6 @@ def _prefer_jemalloc() -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    from phasewise.collector.limits import INTAKE_LIMITS
 
     process = await _open(settings)
     _on_signals(process)

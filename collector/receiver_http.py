@@ -1,9 +1,9 @@
 """OTLP over HTTP: a raw ASGI application (POST /v1/traces, /v1/metrics, /v1/logs) and the server under it.
 
 Timers: the server closes a connection that has sent no complete header within 10 s, which holds for idle ones too (HTTP clients
-reconnect); the application cuts off a body that takes over 30 s, or falls under 1 kB/s. A client that does not read its reply
-costs a few hundred bytes until it goes: replies are that small. Connections are not limited by address: a front end that does
-belongs before this port where it faces the internet.
+reconnect); the application cuts off a body that takes over 30 s, or falls under 1 kB/s. The kernel closes the connection of a
+client that leaves its replies unread for 30 s; until then it costs a few hundred bytes, since replies are that small. Connections
+are not limited by address: a front end that does belongs before this port where it faces the internet.
 """
 
 from __future__ import annotations
@@ -160,6 +160,8 @@ class HttpFront:
         limit = self._limits.request_bytes
         if declared.isdecimal() and int(declared) > limit:
             raise _too_large(limit)
+        if declared.isdecimal() and not self._intake.has_room(int(declared)):
+            raise self._full()  # unread: under overload the most of what comes is refused, and must cost little
         parts: list[bytes] = []
         total = 0
         started = time.monotonic()
@@ -172,11 +174,14 @@ class HttpFront:
             if total > limit:
                 raise _too_large(limit)
             if not held.more(len(part)):
-                reply = self._intake.refusal("queue_full")
-                raise _Refused(503, "", reply.message, _retry_after(reply))
+                raise self._full()
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _full(self) -> _Refused:
+        reply = self._intake.refusal("queue_full")
+        return _Refused(503, "", reply.message, _retry_after(reply))
 
     async def _next_part(self, receive: Receive, started: float, total: int) -> dict[str, Any]:
         limits = self._limits

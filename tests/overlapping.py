@@ -1,11 +1,15 @@
-"""Requests that overlap, as OTLP/JSON lines in which no trace lies in one piece."""
+"""Requests that overlap, as OTLP/JSON lines in which no trace lies in one piece, and what a store holds of them."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import duckdb
 from span_tables import at
+
+from phasewise.collector.archive import SpanArchive
 
 REQUESTS = 40
 
@@ -47,3 +51,22 @@ def lines() -> list[str]:
         if n >= 20:
             found.append(late[n - 20])
     return [json.dumps(one) for one in [*found, *late[REQUESTS - 20 :]]]
+
+
+def contents(data: Path) -> dict[str, Any]:
+    """All that is stored but when it came and how often it was judged."""
+    with duckdb.connect(str(data / "phasewise.duckdb"), read_only=True) as store:
+        tables = {
+            name: store.execute(sql).fetchall()
+            for name, sql in {
+                "requests": "SELECT * EXCLUDE (received_unix_ns, revision) FROM requests ORDER BY request_key",
+                "turns": "SELECT * FROM turns ORDER BY turn_key",
+                "rollups": "SELECT * FROM rollups ORDER BY ALL",
+                "instances": "SELECT * FROM instances ORDER BY ALL",
+                "marks": "SELECT * FROM positions WHERE name LIKE 'import:%'",
+                "counters": "SELECT * FROM counters WHERE name NOT LIKE '%reopened%' ORDER BY ALL",
+                "samples": "SELECT * FROM engine_samples ORDER BY ALL",
+            }.items()
+        }
+    spans = SpanArchive(data).traces([f"{n + 1:032x}" for n in range(REQUESTS)]).drop_columns(["received_unix_ns"])
+    return tables | {"spans": sorted(map(str, spans.to_pylist()))}

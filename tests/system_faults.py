@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -15,26 +17,39 @@ import pytest
 
 KILLED = "signal=SIGKILL"
 TESTS = Path(__file__).parent
+ATTACHED_S = 60.0
 
 
-def injecting(calls: str, fault: str, when: str, path: Path | None = None) -> list[str]:
-    """The front of a command that meets `fault` at the calls numbered `when` ("3", or "3+" from the third on).
+def fault(calls: str, what: str, when: str, paths: Sequence[Path] = ()) -> list[str]:
+    """Options of strace for `what` at the calls numbered `when` ("3", or "3+" from the third on).
 
-    Calls are counted by thread. path: only calls on this file.
+    Calls are counted by thread. paths: only calls on these files.
     """
-    only = ["-P", str(path)] if path else []
-    return [
-        "strace",
-        "-f",
-        "-qq",
-        "-o",
-        os.devnull,
-        *only,
-        "-e",
-        f"trace={calls}",
-        "-e",
-        f"inject={calls}:{fault}:when={when}",
-    ]
+    only = [part for path in paths for part in ("-P", str(path))]
+    return ["-o", os.devnull, *only, "-e", f"trace={calls}", "-e", f"inject={calls}:{what}:when={when}"]
+
+
+def injecting(calls: str, what: str, when: str) -> list[str]:
+    """The front of a command that meets it."""
+    return ["strace", "-f", "-qq", *fault(calls, what, when)]
+
+
+@contextmanager
+def faulty(pid: int, calls: str, what: str, when: str, paths: Sequence[Path], log: Path) -> Iterator[None]:
+    """A running process meets it, all its threads, until the end. log: what strace says of these calls and of files opened."""
+    options = fault(calls, what, when, paths)
+    options[options.index(f"trace={calls}")] += ",openat"
+    options[options.index(os.devnull)] = str(log)
+    tracer = subprocess.Popen(["strace", "-f", "-qq", *options, "-p", str(pid)])
+    try:
+        until = time.monotonic() + ATTACHED_S
+        while any("TracerPid:\t0\n" in status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status")):
+            assert tracer.poll() is None and time.monotonic() < until, "strace is not attached"
+            time.sleep(0.05)
+        yield
+    finally:
+        tracer.terminate()  # it lets go of the process, which goes on
+        tracer.wait(ATTACHED_S)
 
 
 def require_injection() -> None:
@@ -70,13 +85,8 @@ def exit_signal(code: int) -> int | None:
     return code - 128 if code > 128 else None
 
 
-def counted(calls: Sequence[str], command: Sequence[str], log: Path) -> dict[str, int]:
-    """How often the thread that makes most of them makes each of these calls, in a command that ends by itself."""
-    subprocess.run(
-        ["strace", "-f", "-qq", "-o", str(log), "-e", f"trace={','.join(calls)}", *command],
-        check=True,
-        env=environment(),
-    )
+def counted_in(log: Path, calls: Sequence[str]) -> dict[str, int]:
+    """How often the thread that makes most of them makes each of these calls, in what `strace -f -o` wrote."""
     found: Counter[tuple[str, str]] = Counter()
     for line in log.read_text().splitlines():
         thread, _, rest = line.partition(" ")

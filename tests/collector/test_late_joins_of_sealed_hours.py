@@ -139,7 +139,9 @@ def test_rows_of_sealed_hours_get_the_samples_of_a_join_that_came_late(tmp_path:
         assert b.rows("SELECT joined_to FROM instances WHERE kind = 'spans'") == [{"joined_to": "x:8000"}]
         first = [row for row in b.rows() if row["arrival_unix_ns"] < at(HOUR_S)]
         assert len(first) == 4
-        assert all(row["concurrency_at_arrival"] >= 4 and row["final"] for row in first)  # to half a minute past their block
+        assert all(
+            row["concurrency_at_arrival"] >= 4 and row["final"] for row in first
+        )  # to half a minute past their block
 
 
 def test_samples_of_sealed_hours_are_marked_when_their_engine_is_not_known_any_more(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import duckdb
 import pytest
-from overlapping import REQUESTS, lines
+from overlapping import REQUESTS, contents, lines
 from shared_data import ROOT
 
-from phasewise.collector.archive import SpanArchive
 from phasewise.collector.importers import pieces
 from phasewise.dashboard import cli
 from phasewise.dashboard.commands.connection import Server
@@ -57,25 +56,6 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ingest(data: Path, *arguments: object) -> int:
     return cli.main(["ingest", "--data", str(data), *map(str, arguments)])
-
-
-def contents(data: Path) -> dict[str, Any]:
-    """All that is stored but when it came and how often it was judged."""
-    with duckdb.connect(str(data / "phasewise.duckdb"), read_only=True) as store:
-        tables = {
-            name: store.execute(sql).fetchall()
-            for name, sql in {
-                "requests": "SELECT * EXCLUDE (received_unix_ns, revision) FROM requests ORDER BY request_key",
-                "turns": "SELECT * FROM turns ORDER BY turn_key",
-                "rollups": "SELECT * FROM rollups ORDER BY ALL",
-                "instances": "SELECT * FROM instances ORDER BY ALL",
-                "marks": "SELECT * FROM positions WHERE name LIKE 'import:%'",
-                "counters": "SELECT * FROM counters WHERE name NOT LIKE '%reopened%' ORDER BY ALL",
-                "samples": "SELECT * FROM engine_samples ORDER BY ALL",
-            }.items()
-        }
-    spans = SpanArchive(data).traces([f"{n + 1:032x}" for n in range(REQUESTS)]).drop_columns(["received_unix_ns"])
-    return tables | {"spans": sorted(map(str, spans.to_pylist()))}
 
 
 def killed_in(piece: int, data: Path, file: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from crash_counts import KILL_ROUNDS
 from free_ports import free_ports
 from process_tree import children
 from serving import serving
@@ -71,9 +72,9 @@ def wait_for_both(pid: int, gone: int) -> None:
 
 @pytest.mark.slow
 def test_ten_kills_lose_nothing(tmp_path: Path) -> None:
-    killed_at_random(tmp_path / "data", 10, random.randrange(2**32))
+    killed_at_random(tmp_path / "data", KILL_ROUNDS["slow"], random.randrange(2**32))
 
 
 @pytest.mark.nightly
 def test_fifty_kills_lose_nothing(tmp_path: Path) -> None:
-    killed_at_random(tmp_path / "data", 50, random.randrange(2**32))
+    killed_at_random(tmp_path / "data", KILL_ROUNDS["nightly"], random.randrange(2**32))
