@@ -31,7 +31,7 @@ from phasewise.collector.watermarks import Watermarks
 
 log = logging.getLogger(__name__)
 NEIGHBOURS_NS = 500_000_000  # least time between two refreshes of rows already attributed
-MANY_ROWS = 500  # of one instance at once: their neighbours, many as well, are left as they are until they become final
+MANY_ROWS = 100  # of one instance at once: their neighbours, many as well, are left as they are until they become final
 FINAL_NS = 20 * 10**9  # least time between two looks for blocks that have ended
 # Rows that took as long as the watermark waits, in a batch that was on its way, reach back into no block that ended before this.
 MARGIN_NS = 30 * 10**9
@@ -226,7 +226,7 @@ class Refresher:
     def _with_first(self, transaction: Transaction, rows: pl.DataFrame, now_ns: int, behind: bool) -> pl.DataFrame:
         """New rows with their first attribution, as many instances as there is time for; the others as they are."""
         started = time.monotonic()
-        may = self._proven and not behind and now_ns >= self._first_rest_until_ns
+        may = self._proven and now_ns >= self._first_rest_until_ns
         new = rows.filter(pl.col("revision").is_null()).select(list(CONTEXT_SCHEMA))
         stepping = stepped(transaction, new) if may and not new.is_empty() else frozenset()
         answers: dict[str, Answer] = {}

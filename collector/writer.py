@@ -87,6 +87,7 @@ class Writer:
         self._lock = threading.RLock()
         self._housekept_ns = 0
         self._idle = False
+        self.behind = False  # whether the last pass left something unread
         self._wrote = False
         self._guards = False
         self._write_error = ""
@@ -342,6 +343,7 @@ class Writer:
             settled_before = now - SETTLE_NS if drained or not newest else newest - SETTLE_NS
             due = self._memory.assembly.buffer.take_due(settled_before, now)
             changes = rows.settle(due, now, behind=not drained)
+            self.behind = not drained
             if rows.rejoin(now) or entries or not due.is_empty() or self._write_error:
                 self._commit_state(transaction)
         return changes

@@ -13,7 +13,7 @@ and repeated reads inside a kernel are kept beside them, labelled, never mixed i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -249,13 +249,13 @@ def _chunk_attention(model: Model, precision: Precision, chunk: Chunk, kernel: A
     return Work(flops=flops, kv_read_bytes=read, kv_write_bytes=written, score_bytes=score, reread_bytes=reread)
 
 
-def _decode_attention(model: Model, precision: Precision, contexts: Iterable[int]) -> Work:
+def _decode_attention(model: Model, precision: Precision, contexts: Mapping[int, int]) -> Work:
     layer_bytes = kv_elements_per_token(model) * precision.kv_bits / 8
     per_pair = attention_flops_per_pair(model, "absorbed")
     flops = 0
     read = written = 0.0
     groups = _layers_by_window(model)
-    for context, sequences in Counter(contexts).items():
+    for context, sequences in contexts.items():
         for layers, window in groups:
             attended = context if window is None else min(context, window)
             flops += sequences * layers * per_pair * attended
@@ -280,19 +280,22 @@ def step_work(
     model: Model,
     precision: Precision,
     chunks: Iterable[Chunk] = (),
-    contexts: Iterable[int] = (),
+    contexts: Iterable[int] | Mapping[int, int] = (),
     kernel: Attention = "flash",
     block_tokens: int = 128,
 ) -> StepWork:
     """FLOPs and bytes of one engine step.
 
-    chunks: the prompts' parts it prefills; contexts: s of each sequence it decodes one token for. Weights are counted once
+    chunks: the prompts' parts it prefills; contexts: s of each sequence it decodes one token for, or
+    how many sequences there are of each s. Weights are counted once
     for all of them: adding up the times of two separate kernels over-predicts mixed steps 1.5 to 3 times.
     block_tokens: queries of one block of the flash kernel (64 or 128 in practice).
     """
-    prefill, decode = tuple(chunks), tuple(contexts)
-    tokens = sum(chunk.new_tokens for chunk in prefill) + len(decode)
-    logits = sum(1 for chunk in prefill if chunk.last) + len(decode)
+    prefill = tuple(chunks)
+    decode = contexts if isinstance(contexts, Mapping) else Counter(contexts)
+    decoded = sum(decode.values())
+    tokens = sum(chunk.new_tokens for chunk in prefill) + decoded
+    logits = sum(1 for chunk in prefill if chunk.last) + decoded
     attention = _decode_attention(model, precision, decode)
     for chunk in prefill:
         attention += _chunk_attention(model, precision, chunk, kernel, block_tokens)
@@ -311,7 +314,7 @@ def step_work(
 
 def decode_step(model: Model, precision: Precision, batch: int, context_tokens: int) -> StepWork:
     """A step in which `batch` sequences of equal context s decode one token each."""
-    return step_work(model, precision, contexts=[context_tokens] * batch)
+    return step_work(model, precision, contexts={context_tokens: batch})
 
 
 def prefill_step(

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("phasewise.store")
 RELOAD_LOOK_S = 0.5
 IDLE_PAUSE_S = 0.2  # a settled row is promised 2 s after its last span
+# From the beginning of one pass to that of the next, while it keeps up: half of what a small pass costs does not depend on how many spans
+# it takes.
+PASS_EVERY_S = 0.6
 LONGEST_PAUSE_S = 5.0
 LOG_AGAIN_S = 600.0
 
@@ -65,6 +68,13 @@ class StoreSettings:
         return cls(**told)
 
 
+def pause_after(changes: int, behind: bool, spent_s: float) -> float:
+    """Seconds until the next pass, after one that took `spent_s`."""
+    if not changes:
+        return IDLE_PAUSE_S
+    return 0.0 if behind else max(0.0, PASS_EVERY_S - spent_s)
+
+
 def keep_writing(writer: Writer, stop: threading.Event) -> None:
     """Steps the writer until told to stop, then once more until the journal is read to its end.
 
@@ -75,8 +85,9 @@ def keep_writing(writer: Writer, stop: threading.Event) -> None:
     told, told_at = "", 0.0
     while not stop.is_set():
         try:
+            started = time.monotonic()
             changes = writer.step()
-            pause_s = 0.0 if changes else IDLE_PAUSE_S
+            pause_s = pause_after(changes, writer.behind, time.monotonic() - started)
             if told:
                 LOG.info("the writer works again")
                 told = ""

@@ -39,11 +39,11 @@ from phasewise.analyzer.attribution import attributor
 from phasewise.collector.journal import JournalWriter
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
+from phasewise.dashboard.commands.store_process import pause_after
 from phasewise.rules.load import load_rulebook
 
 SPANS = 480_000
 RATES = {8: 60_000.0, 1: 30_000.0}
-IDLE_S = 0.25  # the pause of the process `store` after a pass that found nothing
 # Where CPU time goes, each without those inside it: name -> module and function.
 STAGES = {
     "read the journal": ("collector.journal", "JournalReader.read"),
@@ -119,6 +119,7 @@ class Run:
     loaded_cpu_s: float = 0.0  # until the load's end and its backlog
     latency_s: list[float] = field(default_factory=list)
     passes: int = 0
+    spent_s: float = 0.0  # by the last pass
 
     def __post_init__(self) -> None:
         rulebook = load_rulebook()
@@ -142,8 +143,7 @@ class Run:
             for number in range(seen, visible):
                 self.latency_s.append((self.now - self.load.complete_unix_ns(number)) / 1e9)
             seen = visible
-            if not changes:
-                self.now += round(IDLE_S * 1e9)
+            self.now += round(pause_after(changes, self.writer.behind, self.spent_s) * 1e9)
         backlog_s = (self.now - self.load.end_unix_ns) / 1e9
         self.loaded_cpu_s = self.cpu_s
         while self.store.query("SELECT count(*) AS n FROM requests WHERE NOT final")["n"].item():
@@ -154,9 +154,9 @@ class Run:
     def step(self) -> int:
         started = time.process_time()
         changes = self.writer.step()
-        spent = time.process_time() - started
-        self.cpu_s += spent
-        self.now += round(spent * 1e9)
+        self.spent_s = time.process_time() - started
+        self.cpu_s += self.spent_s
+        self.now += round(self.spent_s * 1e9)
         self.passes += 1
         return changes
 
