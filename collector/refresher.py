@@ -39,7 +39,7 @@ RATIO = 3.0
 TURN_S = 0.5  # no further instance is begun in a pass after that: rows that come meanwhile wait to be stored
 FIRST_S = 0.5  # the same for rows not yet written
 BEHIND_NS = 2 * 10**9  # while more rows wait to be seen than a pass takes, those without attribution wait as well
-CHEAP_S = 50e-6  # a row's first attribution may take so long; what it takes beyond is rested for
+CHEAP_S = 200e-6  # a row's first attribution may take so long; what it takes beyond is rested for
 _NONE = (2**62, -(2**62))
 LATE = "late"  # among the positions: touched time of final rows, by instance
 
