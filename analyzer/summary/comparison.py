@@ -11,7 +11,7 @@ from phasewise.analyzer.summary.change import MATTERS, Change, Lever
 from phasewise.analyzer.summary.hypothesis import Evidence, Hypothesis, Tempting, computed, either
 from phasewise.analyzer.summary.levers import lever_of
 from phasewise.analyzer.summary.machine import Machine
-from phasewise.analyzer.summary.points import Point, Summary, at_least, ratio
+from phasewise.analyzer.summary.points import Point, Summary, at_least, finite, ratio
 
 _DECISIVE = 2.0
 
@@ -137,13 +137,10 @@ def _too_thin(summary: Summary, point: Point) -> Evidence | None:
 
 
 def _shown(value: object) -> str:
-    return (
-        "another value"
-        if value is None
-        else f"{value:g}"
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else str(value)
-    )
+    number = finite(value)  # a whole number of JSON may have any length
+    if number is not None:
+        return f"{number:g}"
+    return "another value" if value is None else str(value)
 
 
 def _tempting(lever: Lever) -> tuple[Tempting, ...]:

@@ -51,6 +51,20 @@ def test_any_document_of_the_format_gets_a_whole_verdict(document: dict[str, obj
     assert (confidence["level"] == "insufficient") == (primary == "inconclusive")
 
 
+def test_a_whole_number_of_any_length_is_shown() -> None:
+    point = {"ttft_p50_ms": 300.0, "e2e_p50_ms": 1300.0, "samples_count": 100}
+    document = {
+        "schema": "phasewise-summary/1",
+        "id": "long",
+        **{section: {} for section in ("hardware", "engine", "model")},
+        "workload": {"input_tokens": 100, "output_tokens": 100},
+        "observed": {"ttft_p50_ms": 9000.0, "e2e_p50_ms": 10_000.0, "samples_count": 100},
+        "arms": [{"name": "long", "differs": {"engine.extra_flags.x": 10**400}, **point}],
+    }
+    validate_summary(document)
+    assert explain_summary(document, rules())["id"] == "long"
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(summaries())
 def test_the_same_document_gets_the_same_answer(document: dict[str, object]) -> None:
