@@ -11,9 +11,9 @@ from phasewise.analyzer.window import parse_time
 from phasewise.collector.import_marks import DONE, Mark
 from phasewise.collector.importers import import_bytes, import_piece
 from phasewise.collector.importers.facts_file import read_facts_file
+from phasewise.collector.importers.key_tenant import import_with_tenant
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import Annotation
-from phasewise.collector.tenants import import_with_tenant
 from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.state import View
 from phasewise.dashboard.tables import annotations_in, window_object
