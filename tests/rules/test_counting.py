@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -262,6 +263,11 @@ def test_a_mixed_step_reads_the_weights_once(model: Model, prompts: list[int], c
     assert mixed.flops == sum(part.flops for part in apart)
     assert mixed.weight_bytes == apart[0].weight_bytes == apart[1].weight_bytes
     assert mixed.kv_bytes == pytest.approx(sum(part.kv_bytes for part in apart))
+
+
+@given(models, st.lists(st.integers(1, 200_000), max_size=20))
+def test_sequences_may_be_counted_by_their_context(model: Model, contexts: list[int]) -> None:
+    assert step_work(model, P16, contexts=Counter(contexts)) == step_work(model, P16, contexts=contexts)
 
 
 def test_the_head_runs_for_the_last_chunk_only() -> None:
