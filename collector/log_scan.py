@@ -186,7 +186,11 @@ def _ns(milliseconds: object) -> int | None:
     if not _is_number(milliseconds):
         return None
     assert isinstance(milliseconds, int | float)
-    return round(milliseconds * _MS_NS)
+    least, most = (
+        -_MAX_UNIX_NS - 1,
+        _MAX_UNIX_NS + 1,
+    )  # a finite number of milliseconds may be no finite one of nanoseconds
+    return round(min(max(milliseconds * _MS_NS, least), most))
 
 
 def _ids(identity: str) -> tuple[str, str]:

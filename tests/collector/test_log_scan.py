@@ -107,6 +107,13 @@ def test_whatever_a_record_holds_it_is_kept_or_refused(request: dict[str, Any], 
     assert found.rows.schema.equals(SPAN_SCHEMA)
 
 
+@pytest.mark.parametrize("time", [1.7e302, 1e19, -1.7e302, (1 << 63) - 1])
+def test_a_time_beyond_all_times_is_refused(time: float) -> None:
+    found = scan({**request_end(), "request": {}, "event_time_unix_ms": time})
+    assert found.rows.num_rows == 0
+    assert sum(found.rejected.values()) == 1
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_refused_without_a_crash(data: st.DataObject) -> None:
