@@ -82,5 +82,5 @@ def _restarted(before: Sample, after: Sample) -> str:
 def _began(before: Sample, after: Sample) -> int:
     """The start that the process tells, where it lies between the two samples; else the first sample after it."""
     started = after["process_start_unix_s"]
-    at = round(started * 1e9) if started is not None else after["unix_ns"]
-    return int(at) if before["unix_ns"] <= at <= after["unix_ns"] else int(after["unix_ns"])
+    at = started * 1e9 if started is not None else after["unix_ns"]
+    return round(at) if before["unix_ns"] <= at <= after["unix_ns"] else int(after["unix_ns"])

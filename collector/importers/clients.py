@@ -17,7 +17,7 @@ import polars as pl
 from phasewise.collector.client_records import RELATIVE
 from phasewise.collector.importers import aiperf, guidellm, openai_client, vllm_bench
 from phasewise.collector.importers.lines import Lines
-from phasewise.collector.importers.record import ClientRecord, Unusable
+from phasewise.collector.importers.record import LONGEST_S, ClientRecord, Unusable
 from phasewise.collector.keys import text_key
 from phasewise.collector.records import Request
 from phasewise.collector.requests import FULL_SCHEMA
@@ -53,6 +53,7 @@ def read(reader: Reader, lines: Lines, modified_unix_ns: int, dataset: str | Non
                 if isinstance(record, Unusable):
                     lines.bad(place, record.field, record.problem, record.remedy)
                     continue
+                _within(record)
                 records.append((f"{place}, {number}" if number else place, record))
                 lines.good()
         except Unusable as error:
@@ -62,6 +63,15 @@ def read(reader: Reader, lines: Lines, modified_unix_ns: int, dataset: str | Non
     base = modified_unix_ns - max(ends, default=0)
     rows = [_row(reader.format, lines.name, place, record, base, dataset) for place, record in records]
     return pl.DataFrame(rows, schema=FULL_SCHEMA, orient="row")
+
+
+def _within(record: ClientRecord) -> None:
+    """Raises Unusable for times that no row can hold."""
+    if not 0 <= record.start_unix_ns < LONGEST_S * 1e9 or not (record.end_unix_ns or 0) < LONGEST_S * 1e9:
+        times = f"begins at {record.start_unix_ns!r:.40} ns and lasts {record.e2e_s!r} s"
+        raise Unusable("", times, "write the times as the tool gives them")
+    if not (record.ttft_s or 0.0) < LONGEST_S:
+        raise Unusable("", f"has its first token after {record.ttft_s!r} s", "write the times as the tool gives them")
 
 
 def _row(kind: str, name: str, place: str, record: ClientRecord, base: int, dataset: str | None) -> dict[str, object]:

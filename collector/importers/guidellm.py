@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from phasewise.collector.importers.record import ClientRecord, Unusable, seconds, whole
+from phasewise.collector.importers.record import LONGEST_S, ClientRecord, Unusable, seconds, whole
 from phasewise.collector.importers.record_span import number, word
 
 _GROUPS = ("successful", "incomplete", "errored")
@@ -52,13 +52,13 @@ def _record(request: object, group: str, model: str | None) -> ClientRecord | No
     start, end = number(timings.get("request_start")), number(timings.get("request_end"))
     if start is None and group != "successful":
         return None  # never sent
-    if start is None or start <= 0:
+    if start is None or not 0 < start < LONGEST_S:
         raise Unusable(
             "info.timings.request_start", f"is {timings.get('request_start')!r:.80}, not Unix seconds", _REMEDY
         )
     if end is None:
         end = number(timings.get("resolve_end"))
-    if end is None or end < start:
+    if end is None or not start <= end < LONGEST_S:
         raise Unusable(
             "info.timings.request_end", f"is {timings.get('request_end')!r:.80}, not after request_start", _REMEDY
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 
@@ -25,6 +24,9 @@ class ClientRecord:
     is_relative: bool = False
 
 
+LONGEST_S = 4.5e9  # of a duration, and of a time since 1970: 64 bits of nanoseconds hold two of them, and no more
+
+
 class Unusable(Exception):
     """A record that cannot be used: which field, why, and what to do."""
 
@@ -37,8 +39,10 @@ class Unusable(Exception):
 
 def seconds(value: object, field: str) -> float:
     """A duration of at least 0; raises Unusable otherwise."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise Unusable(field, f"is {value!r}, not a duration", "write a number of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < LONGEST_S:
+        raise Unusable(
+            field, f"is {value!r:.80}, not a duration", "write a number of at least 0, in the unit that the tool writes"
+        )
     return float(value)
 
 
@@ -53,6 +57,6 @@ def gaps(value: object, field: str, scale: float = 1.0) -> list[float] | None:
 
 def whole(value: object) -> int | None:
     """A count, or None where there is none to be had."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1 << 63:
         return None
     return int(value)

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from client_files import AIPERF, BENCH, OPENAI
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 from span_tables import BASE_UNIX_NS, at
@@ -29,32 +30,6 @@ OTLP = {
     "resourceSpans": [{"scopeSpans": [{"scope": {"name": "s"}, "spans": [{
         "traceId": "5b8efff798038103d269b633813fc60c", "spanId": "eee19b7ec3c1b174", "name": "x",
         "startTimeUnixNano": str(at(0)), "endTimeUnixNano": str(at(1))}]}]}]
-}  # fmt: skip
-BENCH = {
-    "index": 0,
-    "input_len": 10,
-    "output_len": 3,
-    "start_s": 0.5,
-    "ttft_s": 0.25,
-    "itl_s": [0.1, 0.4],
-    "e2e_s": 0.75,
-    "error": "",
-}
-OPENAI = {
-    "start_unix_ns": at(0),
-    "id": "chatcmpl-1",
-    "ttft_s": 0.25,
-    "itl_s": [0.5],
-    "e2e_s": 1.0,
-    "usage": {"completion_tokens": 2},
-}
-AIPERF = {
-    "metadata": {"x_request_id": "abc", "request_start_ns": at(0), "request_end_ns": at(2), "was_cancelled": False},
-    "metrics": {
-        "request_latency": {"value": 1500.0, "unit": "ms"}, "time_to_first_token": {"value": 0.25, "unit": "s"},
-        "inter_chunk_latency": {"value": [100.0, 200.0], "unit": "ms"},
-        "usage_completion_tokens": {"value": 3, "unit": "tokens"}, "input_sequence_length": {"value": 7, "unit": "tokens"},
-    },
 }  # fmt: skip
 
 

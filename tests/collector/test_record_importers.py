@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from client_files import BASE_S, guidellm
 from dynamo_logs import logs_request, request_end, tool_end
 from otlp_messages import START_UNIX_NS
 from span_tables import at
@@ -21,7 +22,6 @@ from phasewise.collector.profiles import Profiles
 from phasewise.rules.errors import InputError
 
 PROFILES = Profiles(rulebook().engines)
-BASE_S = at(0) / 1e9
 
 
 def read(*documents: Any, modified_s: float = 1000) -> Imported:
@@ -160,28 +160,6 @@ def test_rotated_gzip_traces_cut_off_at_the_end_keep_what_is_whole(tmp_path: Pat
     assert "damaged gzip" in found[-1].problem and found[-1].last
     assert body.startswith(b"".join(piece.body for piece in found))
     assert all(piece.body.endswith(b"\n") for piece in found)
-
-
-GUIDELLM_TIMINGS = {
-    "targeted_start": BASE_S - 1,
-    "queued": BASE_S - 2,
-    "dequeued": BASE_S - 1,
-    "request_start": BASE_S,
-    "first_token_iteration": BASE_S + 0.5,
-    "last_token_iteration": BASE_S + 2.5,
-    "request_end": BASE_S + 2.75,
-}
-
-
-def guidellm(**timings: Any) -> dict[str, Any]:
-    return {
-        "request_id": "q-1",
-        "response_id": "chatcmpl-1",
-        "info": {"status": "completed", "timings": GUIDELLM_TIMINGS | timings},
-        "prompt_tokens": 64,
-        "output_tokens": 5,
-        "output": "what the model said",
-    }
 
 
 def test_guidellms_report_gives_the_clients_side_of_each_request() -> None:

@@ -39,6 +39,16 @@ def test_another_start_time_is_a_restart_at_that_time(tmp_path: Path) -> None:
         assert text == "e began anew: another process"
 
 
+@pytest.mark.parametrize("started_s", [1e300, 1e302, 1e12])
+def test_a_start_that_is_no_time_is_told_by_the_sample(tmp_path: Path, started_s: float) -> None:
+    text = f"vllm:prompt_tokens_total 3000\nprocess_start_time_seconds {started_s}\n"
+    strange = read_exposition(text, at(31), PROFILES, instance="e")
+    assert strange is not None
+    with bench(tmp_path) as b:
+        b.writer.add_samples([sample(0, 1000, -50), strange])
+        assert marks(b) == [(at(31), "e began anew: another process")]
+
+
 def test_without_start_times_counters_that_fall_tell_it(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
         b.writer.add_samples([sample(0, 1000), sample(1, 2000), sample(2, 30), sample(3, 60)])
