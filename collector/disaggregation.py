@@ -10,6 +10,7 @@ import polars as pl
 
 from phasewise.collector import trees
 from phasewise.collector.detection import condition
+from phasewise.collector.durations import added
 from phasewise.collector.profiles import Profiles
 from phasewise.rules.engine_profile import EngineProfile
 
@@ -139,7 +140,7 @@ def with_prefill(rows: pl.DataFrame, others: pl.DataFrame, pairs: pl.DataFrame) 
         pl.when(after).then("_p:arrival_unix_ns").otherwise("arrival_unix_ns").alias("arrival_unix_ns"),
         pl.when(paired & ~flagged).then(quality).otherwise("quality").alias("quality"),
     )
-    residual = pl.col("e2e_s") - pl.sum_horizontal(_PHASES)
+    residual = pl.col("e2e_s") - added(_PHASES)
     return told.with_columns(pl.when(paired).then(residual).otherwise("residual_s").alias("residual_s")).select(
         rows.columns
     )

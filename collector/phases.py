@@ -14,7 +14,7 @@ from operator import add, and_, or_
 import polars as pl
 
 from phasewise.collector import trees
-from phasewise.collector.durations import seconds
+from phasewise.collector.durations import added, seconds
 from phasewise.rules.engine_parts import Derivation, Moment, Slice
 from phasewise.rules.engine_profile import EngineProfile, dependencies
 
@@ -306,11 +306,10 @@ def completed(frame: pl.DataFrame) -> pl.DataFrame:
     frame = frame.with_columns(pl.when(~beyond).then(pl.col(name)).alias(name) for name, beyond in late.items())
     present = [name for name in PHASES if name in frame.columns]
     any_known = reduce(or_, (pl.col(name).is_not_null() for name in present), pl.lit(False))
-    explained = pl.sum_horizontal(present) if present else pl.lit(0.0)
     several = pl.col("output_tokens") >= 2
     frame = frame.with_columns(
         pl.when(several).then(pl.col("decode_s") / (pl.col("output_tokens") - 1)).alias("tpot_s"),
-        pl.when(any_known).then(pl.col("e2e_s") - explained).alias("residual_s"),
+        pl.when(any_known).then(pl.col("e2e_s") - added(present)).alias("residual_s"),
     )
     return frame.with_columns(_quality(frame).alias("quality"), _provenance(frame).alias("provenance"))
 
