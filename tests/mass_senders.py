@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from otlp_messages import span_message, trace_request
-from span_ledger import Ledger, settle
+from span_ledger import ANSWERED, Ledger, settle
 
 from phasewise.collector.journal import JournalReader
 from phasewise.collector.store import Store
@@ -31,16 +31,7 @@ class Template:
     def __init__(self) -> None:
         draw = np.random.default_rng(1)
         ids = [draw.bytes(24) for _ in range(BODY_SPANS)]
-        values = {
-            "gen_ai.latency.e2e": 0.5,
-            "gen_ai.latency.time_to_first_token": 0.2,
-            "gen_ai.latency.time_in_queue": 0.1,
-            "gen_ai.latency.time_in_model_prefill": 0.1,
-            "gen_ai.latency.time_in_model_decode": 0.3,
-            "gen_ai.usage.prompt_tokens": 100,
-            "gen_ai.usage.completion_tokens": 31,
-            "text": _TEXT,
-        }
+        values = ANSWERED | {"text": _TEXT}
         end = time.time_ns()
         spans = [
             span_message(

@@ -37,6 +37,17 @@ _BY_CODE: dict[Any, Told] = {
 SETTLE_S = 60.0
 
 
+ANSWERED = {  # attributes of a finished request of vLLM
+    "gen_ai.latency.e2e": 0.5,
+    "gen_ai.latency.time_to_first_token": 0.2,
+    "gen_ai.latency.time_in_queue": 0.1,
+    "gen_ai.latency.time_in_model_prefill": 0.1,
+    "gen_ai.latency.time_in_model_decode": 0.3,
+    "gen_ai.usage.prompt_tokens": 100,
+    "gen_ai.usage.completion_tokens": 31,
+}
+
+
 @dataclass
 class Ledger:
     """What was sent, and what was said of it. Safe to use from any thread."""
@@ -68,15 +79,7 @@ def request_body(spans: int, now_unix_ns: int | None = None, resource: str = "en
     end = now_unix_ns or time.time_ns()
     made = [
         span_message(
-            {
-                "gen_ai.latency.e2e": 0.5,
-                "gen_ai.latency.time_to_first_token": 0.2,
-                "gen_ai.latency.time_in_queue": 0.1,
-                "gen_ai.latency.time_in_model_prefill": 0.1,
-                "gen_ai.latency.time_in_model_decode": 0.3,
-                "gen_ai.usage.prompt_tokens": 100,
-                "gen_ai.usage.completion_tokens": 31,
-            },
+            ANSWERED,
             trace_id=random.randbytes(16),
             span_id=random.randbytes(8),
             start_time_unix_nano=end - 500_000_000,
