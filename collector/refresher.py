@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from phasewise.collector.attribution import Answer, ask, attributed, attributed_first, finished, names_models
-from phasewise.collector.blocks import AFTER_NS, BEFORE_NS, Block, concerns, slot_start, span_end
+from phasewise.collector.blocks import AFTER_NS, BEFORE_NS, Block, concerns, slot_start, span_end, span_start
 from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
 from phasewise.collector.lake import HOUR_NS
@@ -57,6 +57,7 @@ class _Work:
     refreshed_ns: int = 0
     finished_ns: int = 0  # when blocks were looked for last
     looked_unix_ns: int = 0  # and until when
+    late_done_unix_ns: int = 0  # blocks of final rows that begin before this have seen what is late
     final_until_unix_ns: int = 0  # the newest end of a row made final, or of a sealed hour
 
 
@@ -161,7 +162,7 @@ class Refresher:
     ) -> None:
         """Write whole rows, new ones and changed ones (keys `stored`), the new ones with their first attribution where there is time;
         the others and all neighbours are to be attributed. ended: they are of an import, and become final at once; behind: more of them wait
-        to be seen."""
+        to be seen, so what is stored waits for its attribution."""
         if rows.is_empty():
             return
         self._counted |= set(rows.filter(pl.col("revision").is_not_null())["request_key"])
@@ -202,6 +203,7 @@ class Refresher:
         work = self._of(instance)
         if low_unix_ns <= work.final_until_unix_ns:
             work.late = _around(work.late, low_unix_ns, high_unix_ns)
+            work.late_done_unix_ns = min(work.late_done_unix_ns, span_start(low_unix_ns - BEFORE_NS))
 
     def rests(self, now_ns: int) -> bool:
         """Whether `refresh` would do nothing now."""
@@ -327,13 +329,18 @@ class Refresher:
             block
             for block in read_blocks(transaction, self._registry, instance, low, high)
             if (block.end_unix_ns <= until_unix_ns and block.open_rows)
-            or ((block.end_unix_ns <= until_unix_ns or not block.open_rows) and concerns(block, *work.late))
+            or (
+                (block.end_unix_ns <= until_unix_ns or not block.open_rows)
+                and block.start_unix_ns >= work.late_done_unix_ns
+                and concerns(block, *work.late)
+            )
         ]
-        written, late = 0, _NONE
+        written = 0
         done: list[Block] = []
         for block in due:
             if done and until_s is not None and time.monotonic() > until_s:
-                late = (max(work.late[0], block.start_unix_ns), work.late[1])
+                # The others come next: what was done is not done again, and what is late concerns them as before.
+                work.late_done_unix_ns, work.looked_unix_ns = block.start_unix_ns, 0
                 break
             done.append(block)
             scope, targets = load_block(transaction, self._registry, instance, block)
@@ -344,7 +351,7 @@ class Refresher:
             work.final_until_unix_ns = max(work.final_until_unix_ns, newest)
         else:
             work.finished_ns, work.looked_unix_ns = now_ns, until_unix_ns
-        work.late = late
+            work.late, work.late_done_unix_ns = _NONE, 0
         work.oldest_provisional_unix_ns = self._oldest_provisional(transaction, instance, work)
         return written, done
 

@@ -70,9 +70,9 @@ class StoreSettings:
 
 def pause_after(changes: int, behind: bool, spent_s: float) -> float:
     """Seconds until the next pass, after one that took `spent_s`."""
-    if not changes:
-        return IDLE_PAUSE_S
-    return 0.0 if behind else max(0.0, PASS_EVERY_S - spent_s)
+    if behind:  # also after a pass that only brought what makes no rows
+        return 0.0
+    return max(0.0, PASS_EVERY_S - spent_s) if changes else IDLE_PAUSE_S
 
 
 def keep_writing(writer: Writer, stop: threading.Event) -> None:
@@ -98,7 +98,7 @@ def keep_writing(writer: Writer, stop: threading.Event) -> None:
                 told, told_at = type(error).__name__, time.monotonic()
         stop.wait(pause_s)
     try:
-        while writer.step():
+        while writer.step() or writer.behind:
             pass
     except Exception:
         LOG.exception("the last step of the writer failed; the journal keeps what it had not stored")

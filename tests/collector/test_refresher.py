@@ -6,7 +6,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from writing import Bench, bench, engine_span
+from span_tables import at
+from writing import Bench, bench, engine_span, plain_attribute
 
 from phasewise.collector import refresher
 from phasewise.collector.context import Context
@@ -215,6 +216,32 @@ def test_no_instance_waits_for_ever_where_one_takes_the_whole_turn(
             b.receive([{**request(number), **busy}])
             b.run(5)
         assert [row["final"] for row in b.rows() if row["instance"] == "b"] == [True]
+
+
+@pytest.mark.parametrize("late_s", [188.0, 199.0])
+def test_blocks_that_something_late_concerns_are_done_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    """Also where a pass has time for one block: the edge of two lies at 200 s, and what is late before or on it."""
+    monkeypatch.setattr(refresher, "TURN_S", -1.0)
+    with bench(tmp_path) as b:
+        b.receive([request(150), request(210)])
+        for _ in range(30):
+            b.run(6)
+        rows = b.rows()
+        assert [row["final"] for row in rows] == [True, True]
+        asked: list[str] = []
+
+        def attribute(context: Context) -> pl.DataFrame:
+            asked.extend(context.targets)
+            return plain_attribute(context)
+
+        b.attribute = attribute
+        b.reopen()
+        b.writer._memory.refresher.touch(rows[0]["instance"], at(late_s), at(late_s + 2))
+        for _ in range(120):
+            b.run(6)
+        assert asked == [row["request_key"] for row in rows]
 
 
 def test_rows_become_final_after_a_crash_however_long_before_the_others_they_ended(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ def test_passes_take_what_came_in_the_meantime_together() -> None:
 
 def test_what_waits_in_the_journal_waits_no_longer() -> None:
     assert pause_after(5, behind=True, spent_s=0.1) == 0.0
+    assert pause_after(0, behind=True, spent_s=0.1) == 0.0
 
 
 def test_nothing_to_do_is_looked_for_again_soon() -> None:
