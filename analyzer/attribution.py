@@ -1,4 +1,4 @@
-"""Every second of every request booked to one cause (architecture section 3), for one instance at a time.
+"""Every second of every request booked to one cause (architecture section 3), one instance beside the other.
 
 Requests of an engine that sends its steps are booked by these (`stepwise`). Engines without step telemetry (vLLM, SGLang) send
 phases; what others did at the same time comes from the overlap of requests, what the engine looked like from its samples. What
@@ -7,56 +7,73 @@ neither tells is `unexplained`, and what is missing is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 
-from phasewise.analyzer.attribution_columns import answer_columns, first_causes
+from phasewise.analyzer.attribution_columns import Found, answer_frame
 from phasewise.analyzer.booked import Booked
-from phasewise.analyzer.context_rows import Rows, read_rows
+from phasewise.analyzer.context_rows import Rows, Stack
 from phasewise.analyzer.coverage import partly_seen
-from phasewise.analyzer.intervals import Bools, Floats
+from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.overlaps import Overlaps
 from phasewise.analyzer.phase_causes import book_before_queue, book_decode, book_prefill, book_waiting, known_s
 from phasewise.analyzer.queueing import Samples
 from phasewise.analyzer.steady import decode_split
 from phasewise.analyzer.step_samples import with_step_samples
 from phasewise.analyzer.stepwise import book_steps
-from phasewise.collector.context import Context
+from phasewise.collector.context import Attribute, Context
 from phasewise.rules.load import Rulebook
 
 
-def attributor(rulebook: Rulebook) -> Callable[[Context], pl.DataFrame]:
+def attributor(rulebook: Rulebook) -> Attribute:
     """The function the writer calls: one row a target, with the cause columns and what the context fills."""
 
-    def attribute(context: Context) -> pl.DataFrame:
-        return attribute_instance(context, rulebook)
+    def attribute(contexts: Sequence[Context]) -> pl.DataFrame:
+        return attribute_instances(contexts, rulebook)
 
     return attribute
 
 
 def attribute_instance(context: Context, rulebook: Rulebook) -> pl.DataFrame:
-    """Attribution of the target rows of one instance, in order of their ends; see module docstring.
+    """Attribution of the target rows of one instance, in order of their ends; see module docstring."""
+    return attribute_instances([context], rulebook)
+
+
+def attribute_instances(contexts: Sequence[Context], rulebook: Rulebook) -> pl.DataFrame:
+    """Attribution of the target rows of several instances, in the order of these and of their ends: what each context alone would get.
 
     What requests do to each other, and what is calibrated on them, is found over the whole context, everything else for the targets.
     """
-    context = with_step_samples(context)
-    if context.requests.is_empty():
+    given = [with_step_samples(context) for context in contexts if not context.requests.is_empty()]
+    found: list[Found] = []
+    if given:
+        stack = Stack([context.requests for context in given])
+        rows_of = stack.rows([context.targets for context in given])
+        found = [
+            _found(context, rows, model, rulebook)
+            for context, rows, model in zip(given, rows_of, stack.models, strict=True)
+            if rows.targets
+        ]
+    if not found:
         return pl.DataFrame(schema={"request_key": pl.String})
-    rows = read_rows(context.requests, context.targets)
-    if not rows.targets:
-        return pl.DataFrame(schema={"request_key": pl.String})
+    keys = stack.series("request_key", np.concatenate([one.rows.places for one in found]))
+    return answer_frame(keys, found)
+
+
+def _found(context: Context, rows: Rows, model: str | None, rulebook: Rulebook) -> Found:
     samples = read_samples(context.samples, rows.origin_unix_ns)
-    around = Overlaps(rows, samples, partly_seen(rows.frame, context.samples))
+    sampled = not context.samples.is_empty() and partly_seen(rows.frame, context.samples)
+    around = Overlaps(rows, samples, sampled)
     booked = Booked(rows.targets)
-    stepped = book_steps(context, rows, rulebook)
+    stepped = book_steps(context, model, rows, rulebook)
     batch = np.full(rows.targets, np.nan)
     if stepped is None or not stepped.chosen.all():
         batch = around.batch_mean
         book_waiting(booked, rows, context.settings, samples, around)
         book_prefill(booked, rows, around)
-        split = decode_split(context, batch, rows.own("input_tokens"), rows.own("output_tokens"), rulebook)
+        split = decode_split(context, model, batch, rows.own("input_tokens"), rows.own("output_tokens"), rulebook)
         book_decode(booked, rows, samples, around, split)
         batch = np.where(np.isfinite(rows.own("scheduled_unix_ns")), batch, np.nan)
     if stepped is not None:
@@ -68,21 +85,7 @@ def attribute_instance(context: Context, rulebook: Rulebook) -> pl.DataFrame:
     for cause in front.filled:
         booked.add(cause, front[cause])
     booked.add("external", known_s(rows.own("external_s")))
-    clamped = booked.close(rows.own("e2e_s"))
-    lacking = _lacking(rows, booked, "kv_usage" if not len(samples) and stepped is None else "wait_reason")
-    answer = answer_columns(rows, booked, clamped, lacking, samples, around.together, batch, stepped)
-    if stepped is not None:
-        answer = answer.with_columns(first_causes(rows, booked, front, stepped))
-    return answer
-
-
-def _lacking(rows: Rows, booked: Booked, waiting: str) -> dict[str, Bools]:
-    """Which targets lack what. waiting: the signal that would tell why they waited."""
-    queue = rows.own("queue_s")
-    return {
-        waiting: (booked["unexplained"] > 0.1 * rows.own("e2e_s")) & (queue > 0),
-        "phases": ~np.isfinite(queue) | ~np.isfinite(rows.own("prefill_s")),
-    }
+    return Found.of(rows, booked, front, samples, around.together, batch, stepped)
 
 
 def read_samples(frame: pl.DataFrame, origin_unix_ns: int) -> Samples:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import polars as pl
 
 from phasewise.analyzer.booked import Booked
 from phasewise.analyzer.context_rows import Rows
-from phasewise.analyzer.intervals import Bools, Floats, Index, Steps, places
+from phasewise.analyzer.intervals import Floats, Index, Steps, places
 from phasewise.analyzer.phase_causes import known_s
 from phasewise.analyzer.queueing import Samples
 from phasewise.analyzer.stepwise import Stepwise
@@ -26,53 +29,116 @@ _CAUSE_NAMES = pl.Series("cause", [None if cause == "unexplained" else cause for
 _CAUSE_COLUMNS = {cause: cause_column(cause) for cause in CAUSES}
 
 
-def answer_columns(
-    rows: Rows,
-    booked: Booked,
-    clamped: Bools,
-    lacking: Mapping[str, Bools],
-    samples: Samples,
-    together: Steps,
-    batch: Floats,
-    stepped: Stepwise | None,
-) -> pl.DataFrame:
-    """One row a target. together: requests in the engine at once; batch: those that ran beside each decode, NaN unknown."""
-    e2e = rows.own("e2e_s")
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found for the targets of one context. booked, front: seconds by cause, front those that lie around queue and prefill
+    before the first token, whatever the engine; waiting: the signal that would tell why they waited; unknown numbers are NaN."""
+
+    rows: Rows
+    booked: Booked
+    front: Booked
+    stepped: Stepwise | None
+    waiting: str
+    concurrency_at_arrival: Floats
+    decode_batch_mean: Floats
+    kv_usage_admission_ratio: Floats
+    kv_usage_peak_ratio: Floats
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        booked: Booked,
+        front: Booked,
+        samples: Samples,
+        together: Steps,
+        batch: Floats,
+        stepped: Stepwise | None,
+    ) -> Self:
+        """together: requests in the engine at once; batch: those that ran beside each decode."""
+        at_admission, peak = _kv_around(samples, rows.own("scheduled_unix_ns"), rows.own("finished_unix_ns"))
+        if stepped is not None:
+            batch = np.where(stepped.chosen, stepped.decode_batch_mean, batch)
+            at_admission = np.where(stepped.chosen, stepped.kv_usage_admission_ratio, at_admission)
+            peak = np.where(stepped.chosen, stepped.kv_usage_peak_ratio, peak)
+        return cls(
+            rows=rows,
+            booked=booked,
+            front=front,
+            stepped=stepped,
+            waiting="kv_usage" if not len(samples) and stepped is None else "wait_reason",
+            concurrency_at_arrival=_concurrency(together, rows.own("arrival_unix_ns")),
+            decode_batch_mean=batch,
+            kv_usage_admission_ratio=at_admission,
+            kv_usage_peak_ratio=peak,
+        )
+
+
+def answer_frame(keys: pl.Series, found: Sequence[Found]) -> pl.DataFrame:
+    """One row a target of all contexts, its seconds by cause closed to what it took. keys: of all targets, in order."""
+    edges = np.cumsum([0, *(one.rows.targets for one in found)]).tolist()
+    cuts = [slice(low, high) for low, high in itertools.pairwise(edges)]
+    e2e = _joined([one.rows.own("e2e_s") for one in found])
+    booked = Booked.joined([one.booked for one in found])
+    clamped = booked.close(e2e)
     class_index, cause_index, margin_s = _ranked(booked)
-    measured = booked.total(_MEASURED)
-    at_admission, peak = _kv_around(samples, rows.own("scheduled_unix_ns"), rows.own("finished_unix_ns"))
-    if stepped is not None:
-        told = booked.total(("context", "external")) + stepped.measured_s
-        measured = np.where(stepped.chosen, np.minimum(told, e2e), measured)
-        batch = np.where(stepped.chosen, stepped.decode_batch_mean, batch)
-        at_admission = np.where(stepped.chosen, stepped.kv_usage_admission_ratio, at_admission)
-        peak = np.where(stepped.chosen, stepped.kv_usage_peak_ratio, peak)
-    nothing = pl.Series(np.zeros(len(e2e)))
-    filled = set(booked.filled)
-    columns: dict[str, object] = {"request_key": rows.own_series("request_key")}
+    measured = booked.total(_MEASURED).copy()
+    causes = [pl.Series([None], dtype=pl.String).new_from_index(0, one.rows.targets) for one in found]
+    for place, (one, cut) in enumerate(zip(found, cuts, strict=True)):
+        if one.stepped is not None:
+            own = booked.part(cut)
+            told = own.total(("context", "external")) + one.stepped.measured_s
+            measured[cut] = np.where(one.stepped.chosen, np.minimum(told, e2e[cut]), measured[cut])
+            causes[place] = _first_causes(one.rows, own, one.front, one.stepped)
+    nothing, filled = pl.Series(np.zeros(len(e2e))), set(booked.filled)
+
+    def joined(name: str) -> pl.Series:
+        return pl.Series(_joined([getattr(one, name) for one in found]), nan_to_null=True)
+
+    columns: dict[str, object] = {"request_key": keys}
     columns |= {name: booked[cause] if cause in filled else nothing for cause, name in _CAUSE_COLUMNS.items()}
     columns |= {
         "primary_class": _CLASS_NAMES.gather(class_index),
         "cause": _CAUSE_NAMES.gather(cause_index),
-        "margin_ratio": _known(np.divide(margin_s, e2e, out=np.full(len(e2e), np.nan), where=e2e > 0)),
+        "margin_ratio": pl.Series(
+            np.divide(margin_s, e2e, out=np.full(len(e2e), np.nan), where=e2e > 0), nan_to_null=True
+        ),
         "measured_s": measured,
         "clamped": clamped,
-        "missing_signals": _named(lacking),
-        "first_causes": pl.Series([None], dtype=pl.String).new_from_index(0, len(e2e)),
-        "concurrency_at_arrival": _concurrency(together, rows.own("arrival_unix_ns")),
-        "decode_batch_mean": _known(batch),
-        "kv_usage_admission_ratio": _known(at_admission),
-        "kv_usage_peak_ratio": _known(peak),
+        "missing_signals": _lacking(found, booked, e2e),
+        "first_causes": pl.concat(causes) if len(causes) > 1 else causes[0],
+        "concurrency_at_arrival": joined("concurrency_at_arrival").round().cast(pl.Int64),
+        "decode_batch_mean": joined("decode_batch_mean"),
+        "kv_usage_admission_ratio": joined("kv_usage_admission_ratio"),
+        "kv_usage_peak_ratio": joined("kv_usage_peak_ratio"),
     }
     return pl.DataFrame(columns)
 
 
-def first_causes(rows: Rows, booked: Booked, front: Booked, stepped: Stepwise) -> pl.Series:
-    """Each row's seconds by cause before its first token, as a JSON object; null where no steps tell.
+def _joined(parts: Sequence[Floats]) -> Floats:
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
-    front: seconds that lie around queue and prefill, before the first token, whatever the engine.
-    """
-    external = front["external"] + np.clip(known_s(rows.own("external_s")) - stepped.outside_s, 0.0, None)
+
+def _lacking(found: Sequence[Found], booked: Booked, e2e: Floats) -> pl.Series:
+    """Each target's lacking signals as a JSON list."""
+    queue = _joined([one.rows.own("queue_s") for one in found])
+    prefill = _joined([one.rows.own("prefill_s") for one in found])
+    waits = (booked["unexplained"] > 0.1 * e2e) & (queue > 0)
+    phases = ~np.isfinite(queue) | ~np.isfinite(prefill)
+    named = sorted({one.waiting for one in found})
+    which = np.repeat([named.index(one.waiting) for one in found], [one.rows.targets for one in found])
+    texts = [
+        json.dumps(sorted([*["phases"] * without, *[name] * waiting]))
+        for name in named
+        for waiting in (0, 1)
+        for without in (0, 1)
+    ]
+    return pl.Series(texts).gather(which * 4 + waits * 2 + phases)
+
+
+def _first_causes(rows: Rows, booked: Booked, front: Booked, stepped: Stepwise) -> pl.Series:
+    """Each row's seconds by cause before its first token, as a JSON object; null where no steps tell. booked: closed."""
+    external = front["external"] + np.maximum(known_s(rows.own("external_s")) - stepped.outside_s, 0.0)
     nothing = np.zeros(rows.targets)
     seconds: dict[str, Floats] = {}
     for cause in CAUSES:
@@ -113,23 +179,11 @@ def _ranked(booked: Booked) -> tuple[Index, Index, Floats]:
     return class_index, cause_index, best - second
 
 
-def _known(values: Floats) -> pl.Series:
-    return pl.Series(values, nan_to_null=True)
-
-
-def _concurrency(together: Steps, arrival: Floats) -> pl.Series:
-    """Requests in the engine when each arrived, itself among them; unknown where nothing tells."""
+def _concurrency(together: Steps, arrival: Floats) -> Floats:
+    """Requests in the engine when each arrived, itself among them; NaN where nothing tells."""
     if not len(together.time):
-        return pl.Series([None], dtype=pl.Int64).new_from_index(0, len(arrival))
-    return pl.Series(np.maximum(together.at(arrival), 1.0)).fill_nan(None).round().cast(pl.Int64)
-
-
-def _named(lacking: Mapping[str, Bools]) -> pl.Series:
-    """Each row's lacking signals as a JSON list."""
-    names = sorted(lacking)
-    code = sum((lacking[name].astype(np.intp) << k for k, name in enumerate(names)), start=np.zeros(1, dtype=np.intp))
-    texts = [json.dumps([name for k, name in enumerate(names) if number >> k & 1]) for number in range(1 << len(names))]
-    return pl.Series(texts).gather(code)
+        return np.full(len(arrival), np.nan)
+    return np.maximum(together.at(arrival), 1.0)
 
 
 def _kv_around(samples: Samples, scheduled: Floats, end: Floats) -> tuple[Floats, Floats]:
@@ -139,10 +193,10 @@ def _kv_around(samples: Samples, scheduled: Floats, end: Floats) -> tuple[Floats
     if not known.any():
         return nothing, nothing
     time, usage = samples.time[known], samples.kv_usage[known]
-    before = places(time, np.nan_to_num(scheduled, nan=-np.inf))
+    before = places(time, np.where(np.isnan(scheduled), -np.inf, scheduled))
     admission = np.where(before >= 0, usage[np.maximum(before, 0)], np.nan)
-    low = np.searchsorted(time, np.nan_to_num(scheduled, nan=np.inf), side="left")
-    high = places(time, np.nan_to_num(end, nan=-np.inf)) + 1
+    low = np.searchsorted(time, np.where(np.isnan(scheduled), np.inf, scheduled), side="left")
+    high = places(time, np.where(np.isnan(end), -np.inf, end)) + 1
     inside = np.flatnonzero(high > low)
     peak = np.full(len(scheduled), np.nan)
     if len(inside):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,6 +22,22 @@ class Booked:
         self._part: dict[str, Floats] = {}
         self._nothing = np.zeros(rows)
         self._nothing.setflags(write=False)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Booked]) -> Booked:
+        """The requests of all parts, one part after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        whole = cls(sum(part.rows for part in parts))
+        filled = {cause for part in parts for cause in part._part}
+        whole._part = {cause: np.concatenate([part[cause] for part in parts]) for cause in CAUSES if cause in filled}
+        return whole
+
+    def part(self, cut: slice) -> Booked:
+        """Some of the requests."""
+        some = Booked(len(self._nothing[cut]))
+        some._part = {cause: seconds[cut] for cause, seconds in self._part.items()}
+        return some
 
     @property
     def filled(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from phasewise.analyzer.intervals import Bools, Floats
+from phasewise.analyzer.intervals import Bools, Floats, or_zero
 
 CLEAN_OVERLAP_RATIO = 0.05  # a decode that others' prefill covers by less is called clean
 ENOUGH_CLEAN = 3
@@ -25,7 +25,7 @@ def clean_tpot_s(decode_s: Floats, gaps: Floats, overlap_s: Floats, preempting: 
     ok = np.isfinite(decode_s) & (gaps > 0) & (decode_s > 0)
     if not ok.any():
         return None
-    d, n, o = decode_s[ok], gaps[ok], np.nan_to_num(overlap_s[ok])
+    d, n, o = decode_s[ok], gaps[ok], or_zero(overlap_s[ok])
     if preempting:
         return float(np.quantile(d / n, 0.1))
     clean = o / d < CLEAN_OVERLAP_RATIO
@@ -38,7 +38,7 @@ def clean_tpot_s(decode_s: Floats, gaps: Floats, overlap_s: Floats, preempting: 
     tpot, rate = (nd * oo - od * no) / determinant, (od * nn - nd * no) / determinant
     if rate < 0:
         return float(nd / nn)
-    floor = float(np.quantile(np.clip(d - o, 0.0, None) / n, 0.1))
+    floor = float(np.quantile(np.maximum(d - o, 0.0) / n, 0.1))
     return max(tpot, floor)
 
 
@@ -49,7 +49,7 @@ def interference_s(decode_s: Floats, gaps: Floats, overlap_s: Floats, clean_s: f
     """
     if clean_s is None:
         return np.zeros_like(decode_s)
-    return np.nan_to_num(np.clip(decode_s - clean_s * gaps, 0.0, np.minimum(overlap_s, decode_s)))
+    return or_zero(np.minimum(np.maximum(decode_s - clean_s * gaps, 0.0), np.minimum(overlap_s, decode_s)))
 
 
 def preempted_s(
@@ -59,5 +59,5 @@ def preempted_s(
     counter moved during that decode."""
     if clean_s is None:
         return np.zeros_like(decode_s)
-    rest = np.clip(decode_s - interference - clean_s * gaps, 0.0, None)
-    return np.nan_to_num(np.where(preempting, rest, 0.0))
+    rest = np.maximum(decode_s - interference - clean_s * gaps, 0.0)
+    return or_zero(np.where(preempting, rest, 0.0))

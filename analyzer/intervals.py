@@ -24,6 +24,11 @@ def valid(start: Floats, end: Floats) -> Bools:
     return np.isfinite(start) & np.isfinite(end) & (end > start)
 
 
+def or_zero(values: Floats) -> Floats:
+    """Unknown counts as nothing."""
+    return np.where(np.isnan(values), 0.0, values)
+
+
 def places(time: Floats, t: Floats) -> Index:
     """Index of the last of some ascending times at or before each t; -1 before the first, the last one for NaN.
 
@@ -100,7 +105,7 @@ def level(start: Floats, end: Floats, weight: Floats | None = None) -> Steps:
     if not ok.any():
         return Steps(np.empty(0), np.empty(0))
     if weight is not None:
-        return _load(start[ok], end[ok], np.nan_to_num(weight[ok]))[0]
+        return _load(start[ok], end[ok], or_zero(weight[ok]))[0]
     times = np.concatenate((start[ok], end[ok]))
     order = np.argsort(times)
     running = np.cumsum(np.where(order < len(order) // 2, 1.0, -1.0))
@@ -144,5 +149,5 @@ def own_share_s(start: Floats, end: Floats, amount: Floats) -> Floats:
     total, begins, ends = _load(start[ok], end[ok], rate)
     inverse = np.divide(1.0, total.value, out=np.zeros_like(total.value), where=total.value > 0)
     area = np.concatenate(([0.0], np.cumsum(inverse[:-1] * np.diff(total.time))))
-    own[ok] = np.clip(rate * (area[ends] - area[begins]), 0.0, length)
+    own[ok] = np.minimum(np.maximum(rate * (area[ends] - area[begins]), 0.0), length)
     return own

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from phasewise.analyzer.context_rows import Rows
-from phasewise.analyzer.intervals import Floats, Index, Steps, covered, level, valid
+from phasewise.analyzer.intervals import Floats, Index, Steps, covered, level, or_zero, valid
 from phasewise.analyzer.queueing import Samples
 from phasewise.analyzer.siblings import Siblings, siblings_of
 
@@ -30,7 +30,7 @@ class Overlaps:
     def together(self) -> Steps:
         """Requests in the engine, waiting or running."""
         if self.sampled:
-            return self._samples.step(self._samples.running + np.nan_to_num(self._samples.waiting))
+            return self._samples.step(self._samples.running + or_zero(self._samples.waiting))
         return level(self._rows["arrival_unix_ns"], self._rows["finished_unix_ns"])
 
     @cached_property
@@ -40,7 +40,9 @@ class Overlaps:
 
     @cached_property
     def siblings(self) -> Siblings:
-        return siblings_of(self._rows.frame["call_key"], self._rows.order)
+        if not self._rows.shares_calls:
+            return Siblings()
+        return siblings_of(self._rows.series("call_key"))
 
     @cached_property
     def batch_mean(self) -> Floats:
@@ -57,8 +59,8 @@ class Overlaps:
 
         start, end: of all rows; which: those that are wanted.
         """
-        found = np.nan_to_num(self.prefills.integral(start[which], end[which]))
+        found = or_zero(self.prefills.integral(start[which], end[which]))
         if self.siblings.groups:
             scheduled, first = self._rows["scheduled_unix_ns"], self._rows["first_token_unix_ns"]
-            found = np.clip(found - self.siblings.covered_s(scheduled, first, start, end)[which], 0.0, None)
+            found = np.maximum(found - self.siblings.covered_s(scheduled, first, start, end)[which], 0.0)
         return found

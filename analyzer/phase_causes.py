@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import polars as pl
 
 from phasewise.analyzer.booked import Booked
 from phasewise.analyzer.context_rows import Rows
 from phasewise.analyzer.decoding import clean_tpot_s, interference_s, preempted_s
-from phasewise.analyzer.intervals import Bools, Floats, Steps, level, own_share_s, valid
+from phasewise.analyzer.intervals import Bools, Floats, Steps, level, or_zero, own_share_s, valid
 from phasewise.analyzer.overlaps import Overlaps
 from phasewise.analyzer.queueing import REASONS, Samples, slot_limit, tells_reasons, wait_reasons
 from phasewise.analyzer.steady import DecodeSplit
@@ -34,7 +33,7 @@ _STATED = {
 
 def known_s(values: Floats) -> Floats:
     """Negative and unknown count as nothing; what they hide lands in the residual."""
-    return np.clip(np.nan_to_num(values), 0.0, None)
+    return np.fmax(values, 0.0)
 
 
 def book_waiting(
@@ -61,11 +60,11 @@ def book_waiting(
     reasons = wait_reasons(
         rows.own("queued_unix_ns"), rows.own("scheduled_unix_ns"), samples, slots, running, prefills, waiting
     )
-    total = np.nan_to_num(sum((reasons[reason] for reason in REASONS), start=np.zeros(len(queue))))
+    total = or_zero(sum((reasons[reason] for reason in REASONS), start=np.zeros(len(queue))))
     saturated = prefill_bound(running, prefills)
     for reason in REASONS:
         cause = "queue.capacity" if saturated and reason in ("queue.slots", "queue.budget") else reason
-        part = np.divide(np.nan_to_num(reasons[reason]), total, out=np.zeros_like(total), where=total > 0)
+        part = np.divide(or_zero(reasons[reason]), total, out=np.zeros_like(total), where=total > 0)
         unplaced = (total <= 0) & (reason == "unexplained")
         booked.add(cause, left * np.where(unplaced, 1.0, part))
 
@@ -89,15 +88,11 @@ def book_before_queue(booked: Booked, rows: Rows, around: Overlaps) -> None:
     if not rows.tells("combined_s"):
         return
     combined = known_s(rows.own("combined_s"))
-    covers = rows.own_series("combined_covers")
-    frontend, prefill = (
-        covers.is_in(pl.Series(names).implode()).fill_null(False).to_numpy()
-        for names in (FRONTEND_COVERS, PREFILL_COVERS)
-    )
+    frontend, prefill = (rows.own_is_one_of("combined_covers", names) for names in (FRONTEND_COVERS, PREFILL_COVERS))
     if frontend.any():
         phases = sum((known_s(rows.own(name)) for name in PHASES), start=np.zeros(len(combined)))
         twice = np.where(frontend, np.clip(phases - rows.own("e2e_s"), 0.0, combined), 0.0)
-        combined = combined - np.nan_to_num(twice)
+        combined = combined - or_zero(twice)
         which = slice(None) if rows.target is None else rows.target
         start, end = rows["arrival_unix_ns"], rows["queued_unix_ns"]
         others = np.minimum(around.others_prefill_s(which, start, end), combined)
@@ -113,11 +108,12 @@ def book_prefill(booked: Booked, rows: Rows, around: Overlaps) -> None:
     prefill = known_s(rows["prefill_s"])
     start, end = rows["scheduled_unix_ns"], rows["first_token_unix_ns"]
     end = np.where(np.isfinite(prefill), np.minimum(end, start + prefill), end)
-    uncached = rows["input_tokens"] - np.nan_to_num(rows["cached_tokens"])
+    uncached = rows["input_tokens"] - or_zero(rows["cached_tokens"])
     together = around.siblings.counts(len(rows)) if around.siblings.groups else 1.0
     own = np.minimum(own_share_s(start, end, uncached / together) * together, end - start)
     share = np.divide(own, end - start, out=np.ones_like(prefill), where=valid(start, end))
-    prefill, share = rows.chosen(prefill), np.nan_to_num(rows.chosen(share), nan=1.0)
+    prefill, share = rows.chosen(prefill), rows.chosen(share)
+    share = np.where(np.isnan(share), 1.0, share)
     booked.add("prefill.compute", prefill * share)
     booked.add("interference", prefill * (1.0 - share))
 
@@ -129,7 +125,7 @@ def book_decode(booked: Booked, rows: Rows, samples: Samples, around: Overlaps, 
     inside = slice(_run(hour, asked[0]).start, _run(hour, asked[-1]).stop)  # all hours that targets end in
     hour, start, end = hour[inside], rows["first_token_unix_ns"], rows["finished_unix_ns"]
     decode = known_s(rows["decode_s"][inside])
-    gaps = np.nan_to_num(rows["output_tokens"][inside] - 1)
+    gaps = or_zero(rows["output_tokens"][inside] - 1)
     overlap = around.others_prefill_s(inside, start, end)
     preempting = _preempting(samples, start[inside], end[inside], rows["preemptions"][inside])
     clean = {
@@ -159,6 +155,6 @@ def _run(ascending: Floats, value: float) -> slice:
 
 def _preempting(samples: Samples, start: Floats, end: Floats, preemptions: Floats) -> Bools:
     """Requests in whose decode the engine's preemption counter moved, or that say so themselves."""
-    own = np.nan_to_num(preemptions) > 0
-    moved = samples.hold(np.nan_to_num(samples.preempted) > 0)
-    return np.asarray(own if not len(moved.time) else own | (np.nan_to_num(moved.integral(start, end)) > 0))
+    own = or_zero(preemptions) > 0
+    moved = samples.hold(or_zero(samples.preempted) > 0)
+    return np.asarray(own if not len(moved.time) else own | (or_zero(moved.integral(start, end)) > 0))

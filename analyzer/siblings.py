@@ -48,15 +48,9 @@ def _covered_s(start: Floats, end: Floats, low: Floats, high: Floats) -> Floats:
     return np.where(valid(low, high), found, 0.0)
 
 
-def siblings_of(call_key: pl.Series, order: Index | None) -> Siblings:
-    """Rows that share a call, by the key of it; those without a key share none. order: where each row stands in `call_key`, None
-    where they stand in order."""
-    known = call_key if not call_key.null_count() else call_key.drop_nulls()
-    hashes = np.sort(known.hash().to_numpy())
-    if not (hashes[1:] == hashes[:-1]).any():  # nearly always: much cheaper than telling which are the same
-        return Siblings()
-    keys = call_key if order is None else call_key.gather(order)
-    shared = pl.DataFrame({"call_key": keys}).with_row_index("row").drop_nulls()
+def siblings_of(call_key: pl.Series) -> Siblings:
+    """Rows that share a call, by the key of it; those without a key share none."""
+    shared = pl.DataFrame({"call_key": call_key}).with_row_index("row").drop_nulls()
     several = shared.filter(pl.col("call_key").is_duplicated()).group_by("call_key", maintain_order=True).agg("row")
     sizes = several["row"].list.len()
     return Siblings(

@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from phasewise.analyzer.decoding import BANDWIDTH_EFFICIENCY
-from phasewise.analyzer.intervals import Floats
-from phasewise.analyzer.machine import Machine, machine, typical_model
+from phasewise.analyzer.intervals import Floats, or_zero
+from phasewise.analyzer.machine import Machine, machine
 from phasewise.collector.context import Context
 from phasewise.rules.counting import Precision, decode_step
 from phasewise.rules.load import Rulebook
 from phasewise.rules.schema import Model
 
-_Kept = TypeVar("_Kept")
 Ints = npt.NDArray[np.int64]
 COMPUTE_EFFICIENCY = 0.75  # best matrix products reach 73-87 % of the data sheet, roofline.md 4.1
 CONTEXT_GRAIN_TOKENS = 64  # contexts are counted in these steps: the error is far below that of the efficiencies
-KEPT_COUNTS = 16_384  # steps of one model whose count is remembered
-DENSE_KEYS = 1_000_000  # so far apart, what was seen of them is counted instead of sorted
+KEPT_COUNTS = 16_384  # batches of one model, and contexts in grains, from which on nothing is remembered
 CAUSES = ("decode.weights", "decode.kv", "decode.compute", "host", "unexplained")
 
 
@@ -67,16 +64,17 @@ def ridges(rulebook: Rulebook, dtype: str) -> tuple[float, float]:
 
 
 def decode_split(
-    context: Context, batch: Floats, input_tokens: Floats, output_tokens: Floats, rulebook: Rulebook
+    context: Context, model: str | None, batch: Floats, input_tokens: Floats, output_tokens: Floats, rulebook: Rulebook
 ) -> DecodeSplit:
     """Counts bytes and FLOPs of the steps of some requests from the batch that ran beside each (NaN: unknown) and its mean context.
+    model: what most requests of the context name.
 
     An unknown model counts as dense at 16 bit: the intensity of its linear layers is then the batch, whatever its size, and
     all its bytes are taken as weights.
     """
-    built = machine(context.settings, typical_model(context.requests), rulebook)
-    batch = np.maximum(np.nan_to_num(batch, nan=1.0), 1.0)
-    tokens = np.nan_to_num(input_tokens) + np.nan_to_num(output_tokens) / 2
+    built = machine(context.settings, model, rulebook)
+    batch = np.fmax(batch, 1.0)
+    tokens = or_zero(input_tokens) + or_zero(output_tokens) / 2
     lowest, highest = ridges(rulebook, built.dtype)
     if not context.instance:
         # Calls that only a client saw: what ran them, beside what, is not known.
@@ -94,8 +92,8 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
     lengths = np.maximum(np.rint(tokens / CONTEXT_GRAIN_TOKENS), 1).astype(np.int64)
     # Layers and head count by the batch alone, attention by the context of one sequence: no pair of both is counted by itself.
     counts = _counts(built.model, built.precision)
-    weights, intensity, flops = _looked_up(sizes, counts.layers, 3)
-    kv_bytes, kv_flops = _looked_up(lengths, counts.attention, 2)
+    weights, intensity, flops = counts.layers.of(sizes)
+    kv_bytes, kv_flops = counts.attention.of(lengths)
     moved = weights + sizes * kv_bytes
     share = weights / moved
     if built.gpu is not None:
@@ -106,53 +104,49 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
     return DecodeSplit(share, intensity, memory, compute, lowest, highest)
 
 
-def _looked_up(keys: Ints, of: Callable[[int], tuple[float, ...]], width: int) -> Floats:
-    """`of` each key, [width, n]; asked once for each different one."""
-    if not len(keys):
-        return np.empty((width, 0))
-    low = int(keys.min())
-    if int(keys.max()) - low < DENSE_KEYS:
-        present = np.bincount(keys - low) > 0
-        different, place = np.flatnonzero(present) + low, (np.cumsum(present) - 1)[keys - low]
-    else:
-        different, place = np.unique(keys, return_inverse=True)
-    table = np.array([of(key) for key in different.tolist()]).T
-    return np.asarray(np.ascontiguousarray(table)[:, place])
+class _Table:
+    """Figures of small whole numbers, [width, n]: each of these counted once, as far as they are kept."""
+
+    def __init__(self, count: Callable[[int], tuple[float, ...]], width: int) -> None:
+        self._count = count
+        self._kept = np.full((width, 0), np.nan)
+
+    def of(self, keys: Ints) -> Floats:
+        """[width, one a key]; keys are not negative."""
+        if not len(keys):
+            return np.empty((len(self._kept), 0))
+        if int(keys.max()) >= KEPT_COUNTS:
+            different, place = np.unique(keys, return_inverse=True)
+            return np.array([self._count(key) for key in different.tolist()]).T[:, place]
+        if int(keys.max()) >= self._kept.shape[1]:
+            more = np.full((len(self._kept), KEPT_COUNTS - self._kept.shape[1]), np.nan)
+            self._kept = np.concatenate((self._kept, more), axis=1)
+        found = self._kept[:, keys]
+        unknown = np.isnan(found[0])
+        if not unknown.any():
+            return found
+        for key in np.unique(keys[unknown]).tolist():
+            self._kept[:, key] = self._count(key)
+        return self._kept[:, keys]
 
 
 class _Counts:
-    """Bytes and FLOPs of decode steps of one model, each counted once."""
+    """Bytes and FLOPs of decode steps of one model. layers, by the batch: weight bytes, FLOP per byte of the linear layers, and FLOPs of a
+    step, attention apart; attention, by the context in CONTEXT_GRAIN_TOKENS: KV bytes and FLOPs of one sequence in a step."""
 
     def __init__(self, model: Model, precision: Precision) -> None:
         self._model, self._precision = model, precision
-        self._layers: dict[int, tuple[float, float, float]] = {}
-        self._attention: dict[int, tuple[float, float]] = {}
+        self.layers = _Table(self._layers, 3)
+        self.attention = _Table(self._attention, 2)
 
-    def layers(self, batch: int) -> tuple[float, float, float]:
-        """Weight bytes, FLOP per byte of the linear layers, and FLOPs of a step of `batch` sequences, attention apart."""
-        found = self._layers.get(batch)
-        if found is None:
-            step = decode_step(self._model, self._precision, batch, 1)
-            weights = step.linear.weight_bytes + step.head.weight_bytes
-            flops = float(step.linear.flops + step.head.flops)
-            found = weights, step.linear.intensity_flop_per_byte or 0.0, flops
-            _keep(self._layers, batch, found)
-        return found
+    def _layers(self, batch: int) -> tuple[float, float, float]:
+        step = decode_step(self._model, self._precision, batch, 1)
+        weights = step.linear.weight_bytes + step.head.weight_bytes
+        return weights, step.linear.intensity_flop_per_byte or 0.0, float(step.linear.flops + step.head.flops)
 
-    def attention(self, grains: int) -> tuple[float, float]:
-        """KV bytes and FLOPs of the attention of one sequence in a step, by its context in CONTEXT_GRAIN_TOKENS."""
-        found = self._attention.get(grains)
-        if found is None:
-            work = decode_step(self._model, self._precision, 1, grains * CONTEXT_GRAIN_TOKENS).attention
-            found = work.kv_bytes, float(work.flops)
-            _keep(self._attention, grains, found)
-        return found
-
-
-def _keep(kept: dict[int, _Kept], key: int, value: _Kept) -> None:
-    if len(kept) >= KEPT_COUNTS:
-        kept.clear()
-    kept[key] = value
+    def _attention(self, grains: int) -> tuple[float, float]:
+        work = decode_step(self._model, self._precision, 1, grains * CONTEXT_GRAIN_TOKENS).attention
+        return work.kv_bytes, float(work.flops)
 
 
 # By model and precision: to find what was counted costs more than a look-up where these are hashed for every single count.

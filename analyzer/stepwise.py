@@ -22,7 +22,7 @@ from phasewise.analyzer.composition import (
 )
 from phasewise.analyzer.context_rows import Rows
 from phasewise.analyzer.intervals import Bools, Floats
-from phasewise.analyzer.machine import Machine, machine, typical_model
+from phasewise.analyzer.machine import Machine, machine
 from phasewise.analyzer.step_gaps import TURNS, Gaps, between_steps, gaps_of, seated_elsewhere
 from phasewise.analyzer.step_parts import PARTS
 from phasewise.analyzer.step_table import REASONS, Ints, RunningSum, StepTable, range_max, read_tables
@@ -57,15 +57,15 @@ class Stepwise:
     kv_usage_peak_ratio: Floats
 
 
-def book_steps(context: Context, rows: Rows, rulebook: Rulebook) -> Stepwise | None:
+def book_steps(context: Context, model: str | None, rows: Rows, rulebook: Rulebook) -> Stepwise | None:
     """Books queue, prefill and decode of every target whose steps are in sight; None where no request has any.
 
-    rows: of `context.requests`. What steps were made of and how long they take is found from all of these.
+    rows: of `context.requests`; model: what most of them name. What steps were made of and how long they take is found from all of these.
     """
     if context.steps.is_empty() or context.requests["segments"].null_count() == len(rows):
         return None
     tables = read_tables(context.steps, rows.origin_unix_ns)
-    built = machine(context.settings, typical_model(context.requests), rulebook)
+    built = machine(context.settings, model, rulebook)
     ledger = _Ledger(rows.targets)
     any_covered = False
     for name, table in tables.items():

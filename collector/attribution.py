@@ -19,11 +19,29 @@ _NULLS = {name: pl.lit(None, dtype=kind).alias(name) for name, kind in FULL_SCHE
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """targets: keys of the rows of an instance that attribution is asked about, all of them in the scope."""
+
+    instance: str
+    scope: Scope
+    targets: pl.Series
+
+    @property
+    def model(self) -> str | None:
+        """What is taken for the model of targets that name none: that of their replica's samples, if those agree on one."""
+        if self.scope.samples.is_empty():
+            return None
+        models = self.scope.samples["model"].drop_nulls().unique()
+        return str(models[0]) if len(models) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """told: request_key and the columns attribution sets; model: what it takes for the model of targets that name none."""
+    """told: request_key and the columns attribution sets, in order of the keys; models: by instance, what it takes for the model of
+    targets that name none."""
 
     told: pl.DataFrame
-    model: str | None
+    models: Mapping[str, str]
 
     @property
     def columns(self) -> list[str]:
@@ -42,59 +60,61 @@ def typed(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns([*absent, *others.values()]).select(_NO_ROWS.columns)
 
 
-def ask(attribute: Attribute, registry: Registry, instance: str, scope: Scope, keys: pl.Series) -> Answer:
-    """What attribution says of the targets `keys`, all of them in the scope."""
-    models = scope.samples["model"].drop_nulls().unique()
-    sole = str(models[0]) if len(models) == 1 else None
-    answer = attribute(
-        Context(
-            instance=instance,
-            engine=_engine_of(scope.rows),
-            requests=_with_model(scope.rows, keys, sole),
-            samples=scope.samples,
-            steps=scope.steps,
-            targets=keys,
-            settings=registry.settings(instance, scope.start_unix_ns, scope.end_unix_ns) if instance else {},
-        )
-    )
+def ask(attribute: Attribute, registry: Registry, questions: Sequence[Question]) -> Answer:
+    """What attribution says of some rows of several instances."""
+    models = {one.instance: model for one in questions if (model := one.model) is not None}
+    answer = attribute([_context(registry, one, models.get(one.instance)) for one in questions])
     names = [name for name in answer.columns if name in FULL_SCHEMA and name not in _KEPT_BY_WRITER]
     told = answer.select("request_key", *(pl.col(name).cast(FULL_SCHEMA[name]) for name in names))
-    return Answer(told.sort("request_key"), sole)
+    return Answer(told.sort("request_key"), models)
 
 
-def attributed_first(rows: pl.DataFrame, answers: Mapping[str, Answer]) -> pl.DataFrame:
-    """New rows, not stored yet, with their first attribution as far as there are answers (by instance); the others as they are."""
+def _context(registry: Registry, asked: Question, model: str | None) -> Context:
+    scope, name = asked.scope, asked.instance
+    return Context(
+        instance=name,
+        requests=_with_model(scope.rows, asked.targets, model),
+        samples=scope.samples,
+        steps=scope.steps,
+        targets=asked.targets,
+        settings=registry.settings(name, scope.start_unix_ns, scope.end_unix_ns) if name else {},
+    )
+
+
+def attributed_first(rows: pl.DataFrame, answers: Sequence[Answer]) -> pl.DataFrame:
+    """New rows, not stored yet, with their first attribution as far as there are answers; the others as they are."""
     if not answers:
         return rows
-    told = pl.concat([answer.told for answer in answers.values()], how="diagonal")
+    told = pl.concat([answer.told for answer in answers], how="diagonal")
     filled = rows.drop(told.columns[1:]).join(told, on="request_key", how="inner", maintain_order="left")
     others = [] if filled.height == rows.height else [rows.join(told, on="request_key", how="anti")]
-    soles = {name: answer.model for name, answer in answers.items() if answer.model is not None}
-    if soles:
-        sole = pl.col("instance").fill_null("").replace_strict(soles, default=None, return_dtype=pl.String)
+    models = {name: model for answer in answers for name, model in answer.models.items()}
+    if models:
+        sole = pl.col("instance").fill_null("").replace_strict(models, default=None, return_dtype=pl.String)
         filled = _noting_model(filled, sole)
     filled = filled.with_columns(pl.lit(0, dtype=pl.Int64).alias("revision")).select(list(FULL_SCHEMA))
     return pl.concat([filled, *others])
 
 
-def finished(transaction: Transaction, instance: str, answer: Answer, targets: pl.DataFrame) -> pl.DataFrame:
-    """The targets, all rows of an instance in their time and none of them final yet, with what has to be set as they become so. That
-    is most rows once, and most of their columns change: nothing is compared but columns that are the same for all of them."""
+def finished(transaction: Transaction, answer: Answer, targets: pl.DataFrame) -> pl.DataFrame:
+    """The targets, none of them final yet, with what has to be set as they become so. That is most rows once, and most of their columns
+    change: nothing is compared but columns that are the same for all of them."""
     rows = _beside(targets.select("row", "request_key", "finished_unix_ns"), answer.told)
     alike = [name for name in answer.columns if _is_constant(rows[name])]
     if not alike:
         return rows
     same = transaction.query(
-        f"SELECT {', '.join(f'bool_and({name} IS NOT DISTINCT FROM ?) AS {name}' for name in alike)} FROM requests "
-        "WHERE coalesce(instance, '') = ? AND finished_unix_ns BETWEEN ? AND ?",
-        [*(rows[name][0] for name in alike), instance, rows["finished_unix_ns"].min(), rows["finished_unix_ns"].max()],
+        f"SELECT {', '.join(f'bool_and({name} IS NOT DISTINCT FROM ?) AS {name}' for name in alike)} FROM requests r "
+        "SEMI JOIN wanted w ON r.rowid = w.row WHERE finished_unix_ns BETWEEN ? AND ?",
+        [*(rows[name][0] for name in alike), rows["finished_unix_ns"].min(), rows["finished_unix_ns"].max()],
+        wanted=rows.select("row"),
     )
     return rows.drop(name for name in alike if same[name].item())
 
 
-def names_models(answer: Answer, rows: pl.DataFrame) -> bool:
-    """Whether any of the rows in sight may get its model from its replica's samples."""
-    return answer.model is not None and rows["model"].null_count() > 0
+def left_out(answer: Answer, targets: pl.DataFrame) -> int:
+    """How many targets (request_key, final) that are not final yet have no row in the answer."""
+    return targets.filter(~pl.col("final").fill_null(False)).join(answer.told, on="request_key", how="anti").height
 
 
 def _is_constant(values: pl.Series) -> bool:
@@ -103,30 +123,26 @@ def _is_constant(values: pl.Series) -> bool:
 
 
 def _beside(targets: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
-    """Targets and what is told of them; both name each key once, so a join is needed only where some are not told of."""
+    """Targets and what is told of them: nothing of those that are left out. Both name each key once, so a join is needed only for these."""
     own = targets.sort("request_key")
     if own["request_key"].equals(told["request_key"]):
         return own.hstack(told.get_columns()[1:])
-    return own.join(told.unique("request_key"), on="request_key", how="inner")
+    return own.join(told.unique("request_key"), on="request_key", how="left", maintain_order="left")
 
 
 def attributed(
-    transaction: Transaction,
-    instance: str,
-    answer: Answer,
-    targets: pl.DataFrame,
-    final: bool,
-    counted: Collection[str] = (),
+    transaction: Transaction, answer: Answer, targets: pl.DataFrame, final: bool, counted: Collection[str] = ()
 ) -> list[pl.DataFrame]:
-    """Of the targets (row, request_key, finished_unix_ns), which are all stored, those whose attribution says something else now:
+    """Of the targets (of, row, request_key, finished_unix_ns), which are all stored, those whose attribution says something else now:
     their place, key, time and what is to be set in the store, `revision` counted on, `final` if so. A column that is the same for
     all rows of a frame is left out of it; rows that only become final are a frame of their own.
 
     counted: keys of rows whose revision counts what changed in them already.
     """
     compared = list(dict.fromkeys([*answer.columns, "model", "provenance", "final"]))
-    old = _stored_columns(transaction, instance, targets, [*compared, "revision"], final)
-    new = _noting_model(old, pl.lit(answer.model, dtype=pl.String)).drop(answer.columns)
+    old = _stored_columns(transaction, targets, [*compared, "revision"])
+    sole = pl.col("of").replace_strict(answer.models, default=None, return_dtype=pl.String)
+    new = (_noting_model(old, sole) if answer.models else old).drop(answer.columns)
     new = new.join(answer.told.unique("request_key"), on="request_key", how="left", maintain_order="left")
     more = pl.lit(1) - pl.col("request_key").is_in(list(counted)).cast(pl.Int64) if counted else pl.lit(1)
     revision = pl.when(pl.col("revision").is_null()).then(pl.lit(0)).otherwise(pl.col("revision") + more)
@@ -143,13 +159,6 @@ def attributed(
         for frame in (new.filter(differs).select(*kept, *told), new.filter(ripe & ~differs).select(kept))
         if not frame.is_empty()
     ]
-
-
-def _engine_of(rows: pl.DataFrame) -> str | None:
-    """The engine of the newest row that names one."""
-    known = rows.select("engine", "arrival_unix_ns", "request_key").drop_nulls("engine")
-    newest = known.filter(pl.col("arrival_unix_ns") == pl.col("arrival_unix_ns").max()).sort("request_key")
-    return str(newest["engine"][-1]) if len(newest) else None
 
 
 def _with_model(rows: pl.DataFrame, keys: pl.Series, sole: str | None) -> pl.DataFrame:
@@ -174,19 +183,15 @@ def _noting_model(rows: pl.DataFrame, sole: pl.Expr) -> pl.DataFrame:
     )
 
 
-def _stored_columns(
-    transaction: Transaction, instance: str, targets: pl.DataFrame, names: Sequence[str], whole: bool
-) -> pl.DataFrame:
-    """Key, time, place in the table (`row`) and some other columns of stored rows of an instance (row, finished_unix_ns). whole: they
-    are all of their time, so none has to be looked for."""
-    chosen = "TRUE" if whole else "rowid IN (SELECT row FROM wanted)"
+def _stored_columns(transaction: Transaction, targets: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    """Instance, key, time, place in the table (`row`) and some other columns of stored rows (of, row, request_key, finished_unix_ns)."""
     found = transaction.query(
-        f"SELECT rowid AS row, {', '.join(names)} FROM requests WHERE coalesce(instance, '') = ? "
-        f"AND finished_unix_ns BETWEEN ? AND ? AND {chosen}",
-        [instance, targets["finished_unix_ns"].min(), targets["finished_unix_ns"].max()],
+        f"SELECT rowid AS row, {', '.join(names)} FROM requests r SEMI JOIN wanted w ON r.rowid = w.row "
+        "WHERE finished_unix_ns BETWEEN ? AND ?",
+        [targets["finished_unix_ns"].min(), targets["finished_unix_ns"].max()],
         wanted=targets.select("row"),
     ).select("row", *(pl.col(name).cast(FULL_SCHEMA[name]) for name in names))
-    own = targets.select("row", "request_key", "finished_unix_ns")
+    own = targets.select("of", "row", "request_key", "finished_unix_ns")
     return own.join(found, on="row", how="inner", maintain_order="left")
 
 

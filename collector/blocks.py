@@ -18,7 +18,8 @@ CALIBRATING_ROWS = 1_000
 LOOK_BACK_NS = 3600 * 10**9
 # Attribution costs by the rows in sight, so of an overlap that holds more rows only the nearest are looked at.
 OVERLAP_ROWS, OVERLAP_RATIO = 20_000, 0.25
-BEFORE_NS, AFTER_NS = 60 * 10**9, 60 * 10**9  # a late sample speaks for a minute around itself
+# Something late speaks for a minute around itself, as a sample does.
+LATE_BEFORE_NS, LATE_AFTER_NS = 60 * 10**9, 60 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows that end in [start_unix_ns, end_unix_ns); from look_unix_ns on attribution sees the rows before them."""
+    """Rows that end in [start_unix_ns, end_unix_ns); from look_unix_ns on attribution sees the rows before them. rows: all of these."""
 
     start_unix_ns: int
     end_unix_ns: int
     look_unix_ns: int
+    rows: int
     open_rows: int
 
 
@@ -75,11 +77,12 @@ def blocks_of(slots: Sequence[Slot], from_unix_ns: int) -> Iterator[Block]:
 
 
 def _block(before: Sequence[Slot], own: Sequence[Slot], rows: int, end: int) -> Block:
-    start = own[0].start_unix_ns
-    return Block(start, end, _look(before, own, rows), sum(slot.open_rows for slot in own))
+    look, seen = _look(before, own, rows)
+    return Block(own[0].start_unix_ns, end, look, rows + seen, sum(slot.open_rows for slot in own))
 
 
-def _look(before: Sequence[Slot], own: Sequence[Slot], rows: int) -> int:
+def _look(before: Sequence[Slot], own: Sequence[Slot], rows: int) -> tuple[int, int]:
+    """From when on rows before a block are seen, and how many there are."""
     overlap = min(slot.first_arrival_unix_ns for slot in own)
     most = max(OVERLAP_ROWS, round(OVERLAP_RATIO * rows))
     look = own[0].start_unix_ns
@@ -89,7 +92,7 @@ def _look(before: Sequence[Slot], own: Sequence[Slot], rows: int) -> int:
         if not is_near or seen + slot.rows > most or slot.start_unix_ns < own[0].start_unix_ns - LOOK_BACK_NS:
             break
         look, seen = slot.start_unix_ns, seen + slot.rows
-    return look
+    return look, seen
 
 
 def enough(before: Sequence[Slot], block_start_unix_ns: int) -> bool:
@@ -99,6 +102,6 @@ def enough(before: Sequence[Slot], block_start_unix_ns: int) -> bool:
 
 def concerns(block: Block, low_unix_ns: int, high_unix_ns: int) -> bool:
     """Whether something late of that time may change what is said of the rows of a block; of no time where low > high."""
-    near = block.end_unix_ns > low_unix_ns - BEFORE_NS and block.start_unix_ns <= high_unix_ns + AFTER_NS
+    near = block.end_unix_ns > low_unix_ns - LATE_BEFORE_NS and block.start_unix_ns <= high_unix_ns + LATE_AFTER_NS
     looks_back = block.start_unix_ns > high_unix_ns and block.look_unix_ns <= high_unix_ns
     return low_unix_ns <= high_unix_ns and (near or looks_back)

@@ -5,7 +5,7 @@ The collector imports nothing above it, so ``dashboard/commands/serve.py`` hands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -43,7 +43,6 @@ class Context:
     """
 
     instance: str
-    engine: str | None
     requests: pl.DataFrame
     samples: pl.DataFrame
     steps: pl.DataFrame
@@ -52,5 +51,6 @@ class Context:
 
 
 # The answer has `request_key` and any columns of `requests` to set: causes, class, margin, and what the context fills
-# (concurrency_at_arrival, decode_batch_mean, kv_usage_*, model). One row a target.
-Attribute = Callable[[Context], pl.DataFrame]
+# (concurrency_at_arrival, decode_batch_mean, kv_usage_*, model). One row a target of any of the contexts, whose requests have the same
+# columns; a context's answer is the same whatever others are asked about with it.
+Attribute = Callable[[Sequence[Context]], pl.DataFrame]

@@ -7,36 +7,37 @@ provisional rows with their help is said anew from the store when the rows becom
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import polars as pl
 
-from phasewise.collector.scope import CONTEXT_SCHEMA, LEAST_ROWS, ROWS_RATIO
+from phasewise.collector.scope import CONTEXT_SCHEMA, LEAST_ROWS, OF, ROWS_RATIO
 
 TOTAL_ROWS = 200_000  # of all instances; beyond, those go whose last row came longest ago
 
 
 class NewestRows:
-    """As many rows of an instance as are looked at beside a batch like its last one."""
+    """rows: as many of each instance (CONTEXT_SCHEMA) as are looked at beside a batch like its last one."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, pl.DataFrame] = {}  # in the order of their last news
-        self._total = 0
+        self.rows = pl.DataFrame(schema=CONTEXT_SCHEMA)
+        self._kept: dict[str, int] = {}  # how many of each, in the order of their last news
 
-    def of(self, instances: Iterable[str]) -> pl.DataFrame:
-        """Rows of a replica."""
-        found = [self._rows[name] for name in instances if name in self._rows]
-        return pl.concat(found) if found else pl.DataFrame(schema=CONTEXT_SCHEMA)
+    def add(self, new: pl.DataFrame) -> None:
+        """New rows of any instances."""
+        for instance, n in new.group_by(OF, maintain_order=True).len().iter_rows():
+            self._kept.pop(instance, None)
+            self._kept[instance] = max(LEAST_ROWS, round(ROWS_RATIO * n))
+        together = pl.concat([self.rows, new.select(list(CONTEXT_SCHEMA))])
+        rank = pl.col("finished_unix_ns").rank("ordinal", descending=True).over(OF)
+        self.rows = together.filter(rank <= OF.replace_strict(self._kept, return_dtype=pl.UInt32))
+        if len(self.rows) > TOTAL_ROWS:
+            self._forget()
 
-    def add(self, instance: str, rows: pl.DataFrame) -> None:
-        """New rows of an instance."""
-        before = self._rows.pop(instance, None)
-        own = rows.select(list(CONTEXT_SCHEMA))
-        kept = max(LEAST_ROWS, round(ROWS_RATIO * own.height))
-        together = own if before is None else pl.concat([before, own])
-        if together.height > kept:
-            together = together.top_k(kept, by="finished_unix_ns")
-        self._total += together.height - (0 if before is None else before.height)
-        self._rows[instance] = together
-        while self._total > TOTAL_ROWS and len(self._rows) > 1:
-            self._total -= self._rows.pop(next(iter(self._rows))).height
+    def _forget(self) -> None:
+        sizes = dict(self.rows.group_by(OF).len().iter_rows())
+        total = len(self.rows)
+        for oldest in list(self._kept)[:-1]:
+            if total <= TOTAL_ROWS:
+                break
+            del self._kept[oldest]
+            total -= sizes[oldest]
+        self.rows = self.rows.filter(OF.is_in(list(self._kept)))

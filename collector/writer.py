@@ -276,7 +276,7 @@ class Writer:
                 **{name: told() for name, told in self._told.items()},
                 "counters": memory.counters.named(),
                 "unmapped": memory.counters.labels("unmapped_spans"),
-                "watermarks": {k: min(v, now) for k, v in memory.watermarks.all(now).items() if v > -(2**61)},
+                "watermarks": {k: min(v, now) for k, v in memory.watermarks.all(now).items()},
                 "instances": len(memory.registry),
                 "unjoined_samples": self._unjoined_samples(),
                 "journal": {

@@ -30,7 +30,6 @@ def make_context(
     assert isinstance(steps, pl.DataFrame)
     return Context(
         instance="gpu-0",
-        engine="vllm_v1",
         requests=frame(rows),
         samples=sample_frame(samples),
         steps=steps,

@@ -111,7 +111,6 @@ def stepped_context(
     assert isinstance(table, pl.DataFrame)
     return Context(
         instance=INSTANCE,
-        engine="phasewise",
         requests=frame(rows),
         samples=pl.DataFrame(schema=SAMPLE_SCHEMA),
         steps=table,

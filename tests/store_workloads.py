@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from builders import START_UNIX_NS
-from writing import NOW, plain_attribute, rulebook
+from writing import NOW, PLAIN, rulebook
 
 from phasewise.analyzer.attribution import attributor as _attributor  # noqa: F401  (here, so that no child has to)
 from phasewise.collector import store as store_module
@@ -49,7 +49,7 @@ def index(data: Path) -> None:
     writer_module.READ_ENTRIES = 6
     now = [NOW + 10 * 10**9]
     with _opened(data) as store:
-        writer = writer_module.Writer(store, data, rulebook(), plain_attribute, clock=lambda: now[0])
+        writer = writer_module.Writer(store, data, rulebook(), PLAIN, clock=lambda: now[0])
         idle = 0
         while idle < 13:  # two and a half minutes: by then every row is final, whenever its neighbours came
             idle = 0 if writer.step() or writer.health()["journal"]["lag_bytes"] else idle + 1  # type: ignore[index]

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 from span_tables import span_table
 
-from phasewise.collector.context import Context
+from phasewise.collector.context import Attribute, Context
 from phasewise.collector.journal import JournalWriter
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
@@ -35,6 +35,14 @@ def plain_attribute(context: Context) -> pl.DataFrame:
         {"request_key": keys, "primary_class": ["queueing"] * len(keys), "concurrency_at_arrival": [seen] * len(keys)},
         schema={"request_key": pl.String, "primary_class": pl.String, "concurrency_at_arrival": pl.Int64},
     )
+
+
+def each(attribute: Callable[[Context], pl.DataFrame]) -> Attribute:
+    """An attribution that looks at one context after the other."""
+    return lambda contexts: pl.concat([attribute(context) for context in contexts])
+
+
+PLAIN = each(plain_attribute)
 
 
 @dataclass
@@ -61,7 +69,7 @@ class Bench:
     """What a test of the writer holds in its hands."""
 
     folder: Path
-    attribute: Callable[[Context], pl.DataFrame] = plain_attribute
+    attribute: Attribute = PLAIN
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:

@@ -236,7 +236,7 @@ def test_calls_that_only_a_client_saw_have_no_batch_and_no_bound() -> None:
         make_request(decode_s=2.0), instance=None, queue_s=None, prefill_s=None, first_token_s=None, context_s=None,
         queued_unix_ns=None, scheduled_unix_ns=None, engine="genai_client",
     )  # fmt: skip
-    context = replace(make_context([row]), instance="", engine="genai_client")
+    context = replace(make_context([row]), instance="")
     answer = attribute_instance(context, RULES).row(0, named=True)
     assert answer["decode_batch_mean"] is None
     assert answer["primary_class"] == "inconclusive"

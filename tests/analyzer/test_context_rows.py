@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_contexts import Steps, stepped_context, stepped_request
 
-from phasewise.analyzer.attribution import attribute_instance
+from phasewise.analyzer.attribution import attribute_instance, attribute_instances
 from phasewise.analyzer.context_rows import read_rows
 from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.siblings import siblings_of
@@ -99,6 +99,21 @@ def test_the_order_of_the_rows_changes_no_bit(context: Context) -> None:
         assert attribute_instance(mixed, RULES).sort("request_key").equals(whole)
 
 
+def test_what_is_said_of_a_context_is_the_same_beside_others() -> None:
+    """Also of one that asks about few of its rows, and of two that see the same rows and ask about different ones."""
+    first, *others = contexts()
+    keys = first.requests["request_key"].to_list()
+    halves = [replace(first, targets=frozenset(keys[::2])), replace(first, targets=frozenset(keys[1::2]))]
+    nobody = replace(first, targets=frozenset(["nobody"]))
+    empty = replace(first, requests=first.requests.clear(), targets=frozenset())
+    asked = [*others, halves[0], nobody, empty, halves[1]]
+    alone = [attribute_instance(context, RULES) for context in asked]
+    together = attribute_instances(asked, RULES)
+    assert together.equals(pl.concat([answer for answer in alone if not answer.is_empty()]))
+    assert together["first_causes"].null_count() < len(together)  # steps are among them
+    assert attribute_instances([nobody, empty], RULES).is_empty()
+
+
 def test_targets_may_be_any_collection_of_keys() -> None:
     context = make_context(busy(12, 4))
     keys = context.requests["request_key"]
@@ -120,7 +135,7 @@ def test_rows_are_in_order_of_their_ends_and_equal_ends_of_their_keys() -> None:
     rows = read_rows(frame.sort("request_key", descending=True), frame["request_key"][::4])
     ordered = frame.sort("finished_unix_ns", "request_key")
     assert rows.series("request_key").equals(ordered["request_key"])
-    assert set(rows.own_series("request_key")) == set(frame["request_key"][::4])
+    assert set(rows.series("request_key").gather(rows.places)) == set(frame["request_key"][::4])
     assert (np.diff(rows["finished_unix_ns"]) >= 0).all()
     for name in ("decode_s", "prefill_s", "scheduled_unix_ns"):
         assert np.array_equal(rows.own(name), rows.chosen(rows[name]), equal_nan=True)
@@ -139,7 +154,7 @@ def test_siblings_cover_what_the_others_of_their_call_do(
         return low, low + np.array([float(length) for _, length in told])
 
     keys = [None if row[0] == 3 else f"call-{row[0]}" for row in rows]
-    found = siblings_of(pl.Series(keys, dtype=pl.String), None)
+    found = siblings_of(pl.Series(keys, dtype=pl.String))
     start, end = edges([prefill for _, prefill, _ in rows])
     low, high = edges([asked for _, _, asked in rows])
     covered = found.covered_s(start, end, low, high)
@@ -155,4 +170,4 @@ def test_siblings_cover_what_the_others_of_their_call_do(
 def test_calls_of_every_size_are_found() -> None:
     sizes = (1, 2, 2, 5)
     keys = list(itertools.chain.from_iterable([f"call-{k}"] * size for k, size in enumerate(sizes)))
-    assert sorted(group.shape for group in siblings_of(pl.Series(keys), None).groups) == [(1, 5), (2, 2)]
+    assert sorted(group.shape for group in siblings_of(pl.Series(keys)).groups) == [(1, 5), (2, 2)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import polars as pl
-from writing import NOW, bench, engine_span, plain_attribute, rulebook
+from writing import NOW, bench, each, engine_span, rulebook
 
 from phasewise.analyzer.report import window_verdict
 from phasewise.analyzer.window import Window
@@ -18,7 +18,7 @@ def test_rows_without_attribution_decide_nothing_and_are_counted(tmp_path: Path)
     def fails(context: Context) -> pl.DataFrame:
         raise ValueError("not today")
 
-    with bench(tmp_path, attribute=fails) as b:
+    with bench(tmp_path, attribute=each(fails)) as b:
         b.receive([engine_span(start_s=float(i), trace=f"{i + 1:032x}", span_id=f"{i + 1:016x}") for i in range(20)])
         b.run()
         verdict = window_verdict(b.store, rulebook(), EVERYTHING, now_unix_ns=NOW)
@@ -29,7 +29,7 @@ def test_rows_without_attribution_decide_nothing_and_are_counted(tmp_path: Path)
 
 
 def test_attributed_rows_are_not_counted(tmp_path: Path) -> None:
-    with bench(tmp_path, attribute=plain_attribute) as b:
+    with bench(tmp_path) as b:
         b.receive([engine_span()])
         b.run()
         verdict = window_verdict(b.store, rulebook(), EVERYTHING, now_unix_ns=NOW)

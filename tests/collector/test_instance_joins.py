@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from span_tables import at, span_table
-from writing import Bench, bench, engine_span, rulebook
+from writing import Bench, bench, each, engine_span, rulebook
 
 from phasewise.collector.exposition import read_exposition
 from phasewise.collector.facts import noted
@@ -200,7 +200,7 @@ def test_a_restart_under_another_name_keeps_the_evidence_before_it(tmp_path: Pat
         seen[context.instance] = set(context.samples["running"].to_list())
         return pl.DataFrame({"request_key": sorted(context.targets)}, schema={"request_key": pl.String})
 
-    with bench(tmp_path, attribute=attribute) as b:
+    with bench(tmp_path, attribute=each(attribute)) as b:
         for second in range(10):
             feed(b, second, second, base - 50, num_requests_running=1.0)
         b.writer.add_spans(span_table([named("old", 2.0, 1)]))

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from device_pages import dcgm
 from span_tables import at
-from writing import Bench, bench, engine_span
+from writing import Bench, bench, each, engine_span
 
 from phasewise.collector.context import Context
 from phasewise.collector.exposition import Exposition, read_exposition
@@ -70,7 +70,7 @@ def sealed(b: Bench) -> int:
 
 def after_facts(folder: Path, *, sealing: bool, crash: bool = False) -> tuple[list[Any], list[Any]]:
     folder.mkdir()
-    with bench(folder, attribute=told) as b:
+    with bench(folder, attribute=each(told)) as b:
         served(b, spans(20))
         if sealing:
             assert sealed(b) == 1
@@ -93,7 +93,7 @@ def test_facts_that_come_late_are_told_of_sealed_hours_too(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_only_the_last_hours_of_an_engine_come_back(tmp_path: Path) -> None:
-    with bench(tmp_path, attribute=told) as b:
+    with bench(tmp_path, attribute=each(told)) as b:
         served(b, spans(12, first_s=-11 * HOUR_S, every_s=HOUR_S))
         assert sealed(b) >= 12
         b.writer.add_facts(FACTS)
@@ -106,7 +106,7 @@ def test_only_the_last_hours_of_an_engine_come_back(tmp_path: Path) -> None:
 
 
 def test_what_a_server_says_again_brings_nothing_back(tmp_path: Path) -> None:
-    with bench(tmp_path, attribute=told) as b:
+    with bench(tmp_path, attribute=each(told)) as b:
         served(b, spans(20), [page(b, second, "i-1", second // 60) for second in range(0, 1200, 60)])
         b.writer.add_answers("i-1", at(1000), {"max_num_seqs": 64})
         b.run(10)
@@ -123,7 +123,7 @@ def test_what_a_server_says_again_brings_nothing_back(tmp_path: Path) -> None:
 
 def test_rows_of_sealed_hours_get_the_samples_of_a_join_that_came_late(tmp_path: Path) -> None:
     """Two scrapes, and too few requests to tell which is this engine; hours later their counters tell it."""
-    with bench(tmp_path, attribute=told) as b:
+    with bench(tmp_path, attribute=each(told)) as b:
         both = [page(b, second, name, 0) for second in range(0, 300, 60) for name in ("x:8000", "y:8000")]
         served(b, spans(4), both)
         assert {row["concurrency_at_arrival"] for row in b.rows()} == {0}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
 import pytest
 from span_tables import at
-from writing import Bench, bench, engine_span, plain_attribute
+from writing import Bench, bench, each, engine_span, plain_attribute
 
 from phasewise.collector import refresher
 from phasewise.collector.context import Context
@@ -74,10 +75,10 @@ def seen_by(b: Bench, seen: list[tuple[int, int]]) -> None:
     """From the next start on `seen` says what a reader sees while attribution runs: rows, and rows without attribution."""
     ask = b.attribute
 
-    def attribute(context: Context) -> pl.DataFrame:
+    def attribute(contexts: Sequence[Context]) -> pl.DataFrame:
         sql = "SELECT count(*) AS n, count(*) FILTER (revision IS NULL) AS raw FROM requests"
         seen.append(b.store.query(sql).row(0))
-        return ask(context)
+        return ask(contexts)
 
     b.attribute = attribute
     b.reopen()
@@ -110,10 +111,10 @@ def test_a_fault_of_the_first_attribution_loses_no_rows_and_hides_none(tmp_path:
     with bench(tmp_path) as b:
         ask, broken = b.attribute, False
 
-        def attribute(context: Context) -> pl.DataFrame:
+        def attribute(contexts: Sequence[Context]) -> pl.DataFrame:
             if broken:
                 raise ValueError("no such luck")
-            return ask(context)
+            return ask(contexts)
 
         b.attribute = attribute
         b.reopen()
@@ -236,7 +237,7 @@ def test_blocks_that_something_late_concerns_are_done_once_each(
             asked.extend(context.targets)
             return plain_attribute(context)
 
-        b.attribute = attribute
+        b.attribute = each(attribute)
         b.reopen()
         b.writer._memory.refresher.touch(rows[0]["instance"], at(late_s), at(late_s + 2))
         for _ in range(120):

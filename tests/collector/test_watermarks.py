@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
-from phasewise.collector.watermarks import FUTURE_NS, NEVER, Watermarks
+from phasewise.collector.watermarks import FUTURE_NS, Watermarks
 
 SECOND = 10**9
 MINUTE = 60 * SECOND
@@ -21,7 +22,7 @@ LATER = 10_000 * SECOND  # a time on our own clock past every row here
 
 def test_w_is_the_longest_of_the_last_hour_and_at_least_a_minute() -> None:
     marks = Watermarks()
-    assert marks.of("i", LATER) == NEVER
+    assert marks.of("i", LATER) is None
     marks.see(rows((1000, 2.0)), now_ns=LATER)
     assert marks.of("i", LATER) == (1000 - 60) * SECOND
     marks.see(rows((1010, 300.0)), now_ns=LATER)
@@ -58,6 +59,25 @@ def test_a_row_that_ends_in_the_future_moves_no_clock_and_is_final_when_its_time
     marks = Watermarks()
     ahead = LATER + FUTURE_NS + MINUTE
     marks.see(rows((ahead / SECOND, 1.0)), now_ns=LATER)
-    assert marks.of("i", LATER) < 0
-    assert marks.of("i", LATER + MINUTE) < ahead
-    assert marks.of("i", LATER + 2 * MINUTE) >= ahead
+    assert marks.of("i", LATER) == LATER - MINUTE
+    assert marks.of("i", LATER + MINUTE) == LATER
+    assert marks.of("i", LATER + 2 * MINUTE) == LATER + 2 * MINUTE + FUTURE_NS >= ahead
+
+
+@pytest.mark.parametrize("ahead_s", [30, 90, 590, 86_400])
+def test_an_instance_that_lives_is_never_taken_for_silent_however_far_ahead_its_clock_is(ahead_s: int) -> None:
+    marks = Watermarks()
+    for second in range(0, 300, 10):
+        now = LATER + second * SECOND
+        marks.see(rows((now / SECOND + ahead_s, 1.0)), now_ns=now)
+        assert marks.of("i", now) == now - MINUTE
+    assert marks.of("i", now + 61 * SECOND) == now + 61 * SECOND + FUTURE_NS
+
+
+def test_a_clock_that_jumped_a_day_ahead_keeps_no_earlier_row_from_becoming_final() -> None:
+    marks = Watermarks()
+    marks.see(rows((LATER / SECOND, 1.0)), now_ns=LATER)
+    for second in range(10, 130, 10):
+        now = LATER + second * SECOND
+        marks.see(rows((now / SECOND + 86_400, 1.0)), now_ns=now)
+        assert marks.of("i", now) == (LATER - MINUTE if second <= 60 else now - MINUTE)
