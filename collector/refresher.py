@@ -10,49 +10,34 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
 from phasewise.collector.answers import Answers
-from phasewise.collector.attribution import Answer, Question, attributed_first
-from phasewise.collector.block_rows import load_blocks, read_blocks
-from phasewise.collector.blocks import (
-    BLOCK_ROWS,
-    LATE_AFTER_NS,
-    LATE_BEFORE_NS,
-    Block,
-    concerns,
-    slot_start,
-    span_end,
-    span_start,
-)
+from phasewise.collector.attribution import Question
+from phasewise.collector.blocks import LATE_BEFORE_NS, Block, slot_start, span_end, span_start
 from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
-from phasewise.collector.failed_blocks import FailedBlocks
+from phasewise.collector.finisher import Finisher
+from phasewise.collector.first_answers import FirstAnswers
 from phasewise.collector.lake import HOUR_NS
-from phasewise.collector.newest_rows import NewestRows
 from phasewise.collector.registry import Registry
 from phasewise.collector.request_table import replace_rows
 from phasewise.collector.rollups import DirtyRollups
-from phasewise.collector.scope import CONTEXT_SCHEMA, OF, load_near, near_new, stepped
+from phasewise.collector.scope import load_near
 from phasewise.collector.store import Store, Transaction
 from phasewise.collector.watermarks import Watermarks
+from phasewise.collector.work import NONE, REST_RATIO, Turn, Work, around, is_some
 
 NEIGHBOURS_NS = 500_000_000  # least time between two refreshes of rows already attributed
 MANY_ROWS = 100  # of one instance at once: their neighbours, many as well, are left as they are until they become final
 FINAL_NS = 20 * 10**9  # least time between two looks for blocks that have ended
 # Rows that took as long as the watermark waits, in a batch that was on its way, reach back into no block that ended before this.
 MARGIN_NS = 30 * 10**9
-RATIO = 3.0
 TURN_S = 0.5  # no further instance is begun in a pass after that: rows that come meanwhile wait to be stored
-FIRST_S = 0.5  # the same for rows not yet written
 BEHIND_NS = 2 * 10**9  # while more rows wait to be seen than a pass takes, what is stored waits for its attribution
-CHEAP_S = 200e-6  # a row's first attribution may take so long; what it takes beyond is rested for
 TOGETHER = 16  # instances of one look at the clock
-PORTION_ROWS = 8_192  # attributed at once: what is asked of Polars costs as much for few as for many
-_NONE = (2**62, -(2**62))
 _ASKED = {
     "of": pl.String,
     "first_raw": pl.Int64,
@@ -61,35 +46,6 @@ _ASKED = {
     "last_touched": pl.Int64,
 }
 LATE = "late"  # among the positions: touched time of final rows, by instance
-
-
-@dataclass(slots=True)
-class _Work:
-    """raw: when the rows without attribution finished; touched: the time whose rows are to be attributed anew; late: that of touched
-    rows which are final; all as (low, high), empty where low > high."""
-
-    raw: tuple[int, int] = _NONE
-    touched: tuple[int, int] = _NONE
-    late: tuple[int, int] = _NONE
-    oldest_provisional_unix_ns: int = 2**62
-    served_ns: int = 0
-    refreshed_ns: int = 0
-    finished_ns: int = 0  # when blocks were looked for last
-    looked_unix_ns: int = 0  # and until when
-    late_done_unix_ns: int = 0  # blocks of final rows that begin before this have seen what is late
-    final_until_unix_ns: int = 0  # the newest end of a row made final, or of a sealed hour
-    failed: FailedBlocks = field(default_factory=FailedBlocks)
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Why an instance is due. raw: rows without attribution; soon: neighbours as well; ripe: rows become final, by blocks that have
-    ended before until_unix_ns."""
-
-    until_unix_ns: int
-    raw: bool
-    soon: bool
-    ripe: bool
 
 
 class Refresher:
@@ -107,14 +63,11 @@ class Refresher:
         self._watermarks = watermarks
         self._dirty = dirty
         self._answers = Answers(attribute, registry, counters, dirty)
-        self._work: dict[str, _Work] = {}
-        self._newest = NewestRows()
+        self._work: dict[str, Work] = {}
+        self._first = FirstAnswers(registry, self._answers)
+        self._finisher = Finisher(registry, self._answers, self._work)
         self._rest_until_ns = 0
-        self._first_rest_until_ns = 0
         self._behind_until_ns = 0
-        # A statement of attribution that breaks the transaction would take new rows with it, again and again: after every start, and
-        # so after every such fault, they are written raw until a pass of their attribution alone has succeeded.
-        self._proven = False
         self._late_stored = ""
         self._sealed_until_unix_ns = 0
 
@@ -125,12 +78,12 @@ class Refresher:
     @property
     def waiting(self) -> int:
         """Instances with rows that wait for their first attribution."""
-        return sum(_is_some(work.raw) for work in self._work.values())
+        return sum(is_some(work.raw) for work in self._work.values())
 
     @property
     def provisional_from_unix_ns(self) -> int:
         """When the first row that is not final finished; far ahead when all are."""
-        return min((work.oldest_provisional_unix_ns for work in self._work.values()), default=_NONE[0])
+        return min((work.oldest_provisional_unix_ns for work in self._work.values()), default=NONE[0])
 
     def recall(self, store: Store) -> None:
         """What the store holds that is not final, and what was written before its attribution."""
@@ -158,7 +111,7 @@ class Refresher:
 
     def store(self, transaction: Transaction) -> None:
         """What final rows are to be attributed anew, where that changed: nothing else would say so after a crash."""
-        late = {name: span for name, work in self._work.items() if _is_some(span := self._late(work))}
+        late = {name: span for name, work in self._work.items() if is_some(span := self._late(work))}
         told = json.dumps(late, sort_keys=True) if late else ""
         if told != self._late_stored:
             transaction.execute("DELETE FROM positions WHERE name = ?", [LATE])
@@ -167,11 +120,11 @@ class Refresher:
             self._late_stored = told
 
     @staticmethod
-    def _late(work: _Work) -> tuple[int, int]:
+    def _late(work: Work) -> tuple[int, int]:
         start, end = work.failed.extent
-        late = _around(work.late, start, end - 1)
+        late = around(work.late, start, end - 1)
         touched = work.touched[0] <= work.final_until_unix_ns
-        return _around(late, *work.touched) if touched else late
+        return around(late, *work.touched) if touched else late
 
     def take(
         self,
@@ -192,7 +145,7 @@ class Refresher:
             self._behind_until_ns = now_ns + BEHIND_NS
         self._answers.count(rows.filter(pl.col("revision").is_not_null())["request_key"])
         rows = rows.with_columns(pl.col("revision") + 1)
-        rows = rows if ended else self._with_first(transaction, rows, now_ns)
+        rows = rows if ended else self._first.told(transaction, rows, now_ns)
         replace_rows(transaction, rows, stored)
         self._dirty.add(rows, now_ns)
         finished = pl.col("finished_unix_ns")
@@ -208,7 +161,7 @@ class Refresher:
         for name, arrival, first, last, first_raw, last_raw, n in facts.iter_rows():
             work = self._of(name)
             if first_raw is not None:
-                work.raw = _around(work.raw, first_raw, last_raw)
+                work.raw = around(work.raw, first_raw, last_raw)
             work.oldest_provisional_unix_ns = min(work.oldest_provisional_unix_ns, first)
             for peer in self._peers(name):
                 if ended:  # what ends in one span of the clock may be cut into blocks in another way now
@@ -221,13 +174,13 @@ class Refresher:
     def touch(self, instance: str, low_unix_ns: int, high_unix_ns: int) -> None:
         """Rows of an instance that overlap this time have to be attributed anew."""
         work = self._of(instance)
-        work.touched = _around(work.touched, low_unix_ns, high_unix_ns)
+        work.touched = around(work.touched, low_unix_ns, high_unix_ns)
 
     def _touch_final(self, instance: str, low_unix_ns: int, high_unix_ns: int) -> None:
         """The same for its final rows alone."""
         work = self._of(instance)
         if low_unix_ns <= work.final_until_unix_ns:
-            work.late = _around(work.late, low_unix_ns, high_unix_ns)
+            work.late = around(work.late, low_unix_ns, high_unix_ns)
             work.late_done_unix_ns = min(work.late_done_unix_ns, span_start(low_unix_ns - LATE_BEFORE_NS))
 
     def rests(self, now_ns: int) -> bool:
@@ -246,45 +199,21 @@ class Refresher:
             if until_s is not None and time.monotonic() > until_s:
                 break
         if not force:  # an import is waited for, and what comes live owes it nothing
-            self._rest_until_ns = now_ns + int(RATIO * (time.monotonic() - started) * 1e9)
-        self._proven = True
+            self._rest_until_ns = now_ns + int(REST_RATIO * (time.monotonic() - started) * 1e9)
+        self._first.is_proven = True
         return written
 
-    def _with_first(self, transaction: Transaction, rows: pl.DataFrame, now_ns: int) -> pl.DataFrame:
-        """New rows with their first attribution, as many instances as there is time for; the others as they are."""
-        started = time.monotonic()
-        may = self._proven and now_ns >= self._first_rest_until_ns
-        new = rows.filter(pl.col("revision").is_null()).select(list(CONTEXT_SCHEMA))
-        stepping = stepped(transaction, new) if may and not new.is_empty() else frozenset()
-        answers: list[Answer] = []
-        told = 0
-        for own in _portions(new) if may else ():
-            if time.monotonic() - started > FIRST_S:
-                break
-            scopes = near_new(transaction, self._registry, own, self._newest.rows, stepping)
-            keys = own.select(OF, "request_key").partition_by("of", as_dict=True)
-            questions = [Question(name, scope, keys[name,]["request_key"]) for name, scope in scopes.items()]
-            answers += self._answers.ask(questions)[0]
-            told += own.height
-        if not new.is_empty():
-            self._newest.add(new)
-        rows = attributed_first(rows, answers)
-        spent_s = time.monotonic() - started
-        if told and spent_s > CHEAP_S * told + FIRST_S / 10:
-            self._first_rest_until_ns = now_ns + int(RATIO * spent_s * 1e9)
-        return rows
-
-    def _due(self, instance: str, now_ns: int, force: bool) -> _Turn | None:
+    def _due(self, instance: str, now_ns: int, force: bool) -> Turn | None:
         work = self._work[instance]
         until = self._until(instance, now_ns)
-        ripe = _is_some(work.late) or work.oldest_provisional_unix_ns < until
+        ripe = is_some(work.late) or work.oldest_provisional_unix_ns < until
         ripe = bool(work.failed) or (ripe and (force or until != work.looked_unix_ns))
         ripe = ripe and (force or now_ns - work.finished_ns >= FINAL_NS)
         calm = force or now_ns >= self._behind_until_ns
-        raw = calm and _is_some(work.raw)
+        raw = calm and is_some(work.raw)
         soon = calm and (force or now_ns - work.refreshed_ns >= NEIGHBOURS_NS)
-        if ripe or raw or (soon and _is_some(work.touched)):
-            return _Turn(until, raw, soon, ripe)
+        if ripe or raw or (soon and is_some(work.touched)):
+            return Turn(until, raw, soon, ripe)
         return None
 
     def _until(self, instance: str, now_ns: int) -> int:
@@ -294,7 +223,7 @@ class Refresher:
             (one for one in peers if one is not None), default=None
         )  # others have nothing here but sealed rows
         if watermark is None:
-            return _NONE[1]
+            return NONE[1]
         if watermark > now_ns:  # nothing is on its way: the block that would go on is whole
             return span_end(watermark)
         return slot_start(watermark - MARGIN_NS)
@@ -303,20 +232,20 @@ class Refresher:
         """Instances that are one replica with this one, itself included."""
         return self._registry.peers(name) if name else [name]
 
-    def _of(self, instance: str) -> _Work:
+    def _of(self, instance: str) -> Work:
         if instance not in self._work:
-            self._work[instance] = _Work(final_until_unix_ns=self._sealed_until_unix_ns)
+            self._work[instance] = Work(final_until_unix_ns=self._sealed_until_unix_ns)
         return self._work[instance]
 
     def _refresh_some(
-        self, transaction: Transaction, turns: Mapping[str, _Turn], now_ns: int, until_s: float | None
+        self, transaction: Transaction, turns: Mapping[str, Turn], now_ns: int, until_s: float | None
     ) -> int:
         """The number of rows written."""
         for name, turn in turns.items():
             touched = self._work[name].touched
-            if turn.soon and _is_some(touched):
+            if turn.soon and is_some(touched):
                 self._touch_final(name, *touched)
-        written, done = self._finish(transaction, turns, now_ns, until_s)
+        written, done = self._finisher.finish(transaction, turns, now_ns, until_s)
         targets = self._targets(transaction, turns, done)
         if not targets.is_empty():
             scopes = load_near(transaction, self._registry, targets)
@@ -329,103 +258,23 @@ class Refresher:
             work = self._work[name]
             work.served_ns = now_ns
             if turn.raw:
-                work.raw = _NONE
+                work.raw = NONE
             if turn.soon:  # else nobody has looked into the touched time yet
-                work.touched, work.refreshed_ns = _NONE, now_ns
-        return written
-
-    def _finish(
-        self, transaction: Transaction, turns: Mapping[str, _Turn], now_ns: int, until_s: float | None
-    ) -> tuple[int, Mapping[str, Sequence[Block]]]:
-        """Blocks that have ended and have rows that are not final, and blocks of final rows that something late concerns or whose
-        attribution failed, those of an instance in order of time; the number of rows written, and the blocks by instance."""
-        looked = [name for name, turn in turns.items() if turn.ripe or (turn.soon and _is_some(self._work[name].late))]
-        if not looked:
-            return 0, {}
-        spans = {name: self._span_to_look_at(name, turns[name], now_ns, at_once=until_s is None) for name in looked}
-        found = read_blocks(transaction, self._registry, spans)
-        due = [
-            (name, block)
-            for name in looked
-            for block in found[name]
-            if self._is_due(block, self._work[name], turns[name].until_unix_ns)
-        ]
-        due.sort(key=lambda one: one[1].start_unix_ns)
-        written = 0
-        done: dict[str, list[Block]] = {name: [] for name in looked}
-        for portion in _portions_of_blocks(due):
-            if any(done.values()) and until_s is not None and time.monotonic() > until_s:
-                break
-            written += self._finish_blocks(transaction, portion, now_ns)
-            for name, block in portion:
-                done[name].append(block)
-        for name in looked:
-            work = self._work[name]
-            left = [block for of, block in due if of == name][len(done[name]) :]
-            if not left:
-                work.finished_ns, work.looked_unix_ns = now_ns, turns[name].until_unix_ns
-                work.late, work.late_done_unix_ns = _NONE, 0
-                work.failed.forget_waiting()
-            else:  # they come next: what was done is not done again, and what is late concerns them as before
-                work.looked_unix_ns = 0
-                if done[name]:
-                    work.late_done_unix_ns = left[0].start_unix_ns
-        self._look_for_provisional(transaction, looked)
-        return written, done
-
-    def _span_to_look_at(self, name: str, turn: _Turn, now_ns: int, *, at_once: bool) -> tuple[int, int]:
-        work = self._work[name]
-        work.failed.look(now_ns, at_once=at_once)
-        failed_start, failed_end = work.failed.extent
-        low = min(work.oldest_provisional_unix_ns, work.late[0] - LATE_BEFORE_NS, failed_start)
-        return low, max(turn.until_unix_ns, work.late[1] + LATE_AFTER_NS, failed_end - 1)
-
-    @staticmethod
-    def _is_due(block: Block, work: _Work, until_unix_ns: int) -> bool:
-        if work.failed.rests(block):
-            return False
-        if block.open_rows:  # and what is late for some of its rows is so for all of them
-            return block.end_unix_ns <= until_unix_ns
-        is_late = block.start_unix_ns >= work.late_done_unix_ns and concerns(block, *work.late)
-        return is_late or work.failed.is_due(block)
-
-    def _finish_blocks(self, transaction: Transaction, blocks: Sequence[tuple[str, Block]], now_ns: int) -> int:
-        for name, block in blocks:
-            self._work[name].failed.begin(block)
-        scopes, targets = load_blocks(transaction, self._registry, blocks)
-        keys = {
-            int(n): own["request_key"] for (n,), own in targets.group_by("n")
-        }  # none of some: the rows are those of peers
-        asked = sorted(keys)
-        questions = [Question(blocks[n][0], scopes[n], keys[n]) for n in asked]
-        if not questions:
-            return 0
-        placed = targets.with_columns(
-            pl.col("n").replace_strict({n: place for place, n in enumerate(asked)}, return_dtype=pl.Int64)
-        )
-        written, failed = self._answers.write(transaction, questions, placed, now_ns, final=True)
-        newest = dict(targets.group_by("n").agg(pl.col("finished_unix_ns").max()).iter_rows())
-        for place, n in enumerate(asked):
-            name, block = blocks[n]
-            work = self._work[name]
-            if place in failed:
-                work.failed.add(block)
-            else:
-                work.final_until_unix_ns = max(work.final_until_unix_ns, newest[n])
+                work.touched, work.refreshed_ns = NONE, now_ns
         return written
 
     def _targets(
-        self, transaction: Transaction, turns: Mapping[str, _Turn], done: Mapping[str, Sequence[Block]]
+        self, transaction: Transaction, turns: Mapping[str, Turn], done: Mapping[str, Sequence[Block]]
     ) -> pl.DataFrame:
         """Instance (`of`), place, key, arrival and end of the rows to attribute while they are provisional: those without attribution,
         those that overlap the touched time. What was made final just now is left out."""
         asked = []
         for name, turn in turns.items():
             work = self._work[name]
-            raw = work.raw if turn.raw else _NONE
+            raw = work.raw if turn.raw else NONE
             touched = (max(work.touched[0], turn.until_unix_ns), work.touched[1])
-            touched = touched if turn.soon and _is_some(work.touched) else _NONE
-            if _is_some(raw) or touched != _NONE:
+            touched = touched if turn.soon and is_some(work.touched) else NONE
+            if is_some(raw) or touched != NONE:
                 asked.append((name, *raw, *touched))
         if not asked:
             return pl.DataFrame()
@@ -443,53 +292,3 @@ class Refresher:
                 inside = pl.col("finished_unix_ns").is_between(block.start_unix_ns, block.end_unix_ns, closed="left")
                 found = found.filter(~(inside & (pl.col("of") == name)))
         return found
-
-    def _look_for_provisional(self, transaction: Transaction, names: Sequence[str]) -> None:
-        """Since when these instances have rows that are not final."""
-        since = {name: self._work[name].oldest_provisional_unix_ns for name in names}
-        found = transaction.query(
-            "SELECT w.of, min(r.finished_unix_ns) AS oldest FROM requests r JOIN wanted w ON coalesce(r.instance, '') = w.of "
-            "AND r.finished_unix_ns >= w.low WHERE NOT r.final AND r.finished_unix_ns >= ? GROUP BY 1",
-            [min(since.values())],
-            wanted=pl.DataFrame(list(since.items()), schema={"of": pl.String, "low": pl.Int64}, orient="row"),
-        )
-        oldest = dict(found.iter_rows())
-        for name in names:
-            self._work[name].oldest_provisional_unix_ns = oldest.get(name, 2**62)
-
-
-def _portions_of_blocks(due: Sequence[tuple[str, Block]]) -> Iterator[Sequence[tuple[str, Block]]]:
-    """As many blocks at once as have about the rows of a large one."""
-    portion, rows = list[tuple[str, Block]](), 0
-    for name, block in due:
-        if portion and rows + block.rows > BLOCK_ROWS:
-            yield portion
-            portion, rows = [], 0
-        portion.append((name, block))
-        rows += block.rows
-    if portion:
-        yield portion
-
-
-def _portions(new: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Rows of whole instances, a portion at a time."""
-    if len(new) <= PORTION_ROWS:
-        yield from [new] if len(new) else []
-        return
-    names, rows = list[str](), 0
-    for name, n in new.group_by(OF, maintain_order=True).len().iter_rows():
-        names.append(name)
-        rows += n
-        if rows >= PORTION_ROWS:
-            yield new.filter(OF.is_in(names))
-            names, rows = [], 0
-    if names:
-        yield new.filter(OF.is_in(names))
-
-
-def _is_some(span: tuple[int, int]) -> bool:
-    return span[0] <= span[1]
-
-
-def _around(span: tuple[int, int], low: int, high: int) -> tuple[int, int]:
-    return min(span[0], low), max(span[1], high)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from span_tables import span_table
 
+from phasewise.collector import finisher, first_answers, refresher
 from phasewise.collector.context import Attribute, Context
 from phasewise.collector.journal import JournalWriter
 from phasewise.collector.store import Store
@@ -62,6 +64,12 @@ class Instant:
     @staticmethod
     def monotonic() -> float:
         return 0.0
+
+
+def give_time(monkeypatch: pytest.MonkeyPatch, clock: object) -> None:
+    """The clock that attribution measures its own time with."""
+    for module in (refresher, finisher, first_answers):
+        monkeypatch.setattr(module, "time", clock)
 
 
 @dataclass

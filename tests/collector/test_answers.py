@@ -9,9 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 from span_tables import at
-from writing import Bench, Instant, bench, each, engine_span, plain_attribute
+from writing import Bench, Instant, bench, each, engine_span, give_time, plain_attribute
 
-from phasewise.collector import refresher
 from phasewise.collector.context import Context
 
 NAMES = [f"i-{n}" for n in range(5)]
@@ -33,7 +32,7 @@ def sent(b: Bench, number: int, start_s: float) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresher, "time", Instant)
+    give_time(monkeypatch, Instant())
 
 
 def fails_for(bad: set[str], asked: list[list[str]]) -> Any:

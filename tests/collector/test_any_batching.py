@@ -11,10 +11,10 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 from span_tables import at, span_table
-from writing import Bench, Clock, Instant, bench, rulebook
+from writing import Bench, Clock, Instant, bench, give_time, rulebook
 
 from phasewise.analyzer.attribution import attributor
-from phasewise.collector import blocks, refresher
+from phasewise.collector import blocks
 
 FROM_S, TO_S = 430.0, 610.0  # a span of the clock ends at 500
 LONG_S = 95.0  # more than the least wait for neighbours
@@ -23,7 +23,7 @@ LONG_S = 95.0  # more than the least wait for neighbours
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of a busy engine made small: blocks end by their rows as well, and look back for less than all."""
-    monkeypatch.setattr(refresher, "time", Instant())
+    give_time(monkeypatch, Instant())
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 100)
     monkeypatch.setattr(blocks, "CALIBRATING_ROWS", 40)
     monkeypatch.setattr(blocks, "OVERLAP_ROWS", 60)

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from span_tables import span_table
-from writing import Bench, Instant, bench, engine_span
+from writing import Bench, Instant, bench, engine_span, give_time
 
-from phasewise.collector import refresher
 from phasewise.collector.sealing import Sealer, due_hours
 
 ROLLUPS = "SELECT * EXCLUDE (e2e_histogram, ttft_histogram, tpot_histogram, queue_histogram) FROM rollups ORDER BY ALL"
@@ -18,7 +17,7 @@ ROLLUPS = "SELECT * EXCLUDE (e2e_histogram, ttft_histogram, tpot_histogram, queu
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many blocks a pass makes final does not depend on the machine."""
-    monkeypatch.setattr(refresher, "time", Instant())
+    give_time(monkeypatch, Instant())
 
 
 def spans(first: int, count: int) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 from span_tables import at
-from writing import Bench, bench, each, engine_span, plain_attribute
+from writing import Bench, bench, each, engine_span, give_time, plain_attribute
 
-from phasewise.collector import refresher
+from phasewise.collector import first_answers, refresher
 from phasewise.collector.context import Context
 
 
@@ -27,7 +27,7 @@ class Ticking:
 
 @pytest.fixture(autouse=True)
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresher, "time", Ticking())
+    give_time(monkeypatch, Ticking())
 
 
 def unattributed(b: Bench) -> int:
@@ -41,7 +41,7 @@ def request(number: int) -> dict[str, object]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pass has time for the attribution of rows that are not written yet."""
-    monkeypatch.setattr(refresher, "FIRST_S", -1.0)
+    monkeypatch.setattr(first_answers, "FIRST_S", -1.0)
 
 
 def left_raw(b: Bench) -> None:
@@ -138,7 +138,7 @@ def test_after_a_fault_that_undoes_a_pass_rows_are_written_without_attribution(
     with bench(tmp_path) as b:
         b.receive([request(0)])
         b.run()
-        monkeypatch.setattr(refresher, "near_new", fails)
+        monkeypatch.setattr(first_answers, "near_new", fails)
         b.receive([request(1)])
         with pytest.raises(RuntimeError, match="on purpose"):
             b.writer.step()
@@ -152,8 +152,8 @@ def fails(*_: object) -> None:
 
 
 def test_an_expensive_first_attribution_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refresher, "CHEAP_S", 0.0)
-    monkeypatch.setattr(refresher, "FIRST_S", 0.1)
+    monkeypatch.setattr(first_answers, "CHEAP_S", 0.0)
+    monkeypatch.setattr(first_answers, "FIRST_S", 0.1)
     with bench(tmp_path) as b:
         b.receive([request(0)])
         b.run()

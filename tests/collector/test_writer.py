@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from span_tables import at, span_table
-from writing import NOW, Clock, Instant, bench, each, engine_span, plain_attribute
+from writing import NOW, Clock, Instant, bench, each, engine_span, give_time, plain_attribute
 
 from phasewise.collector import refresher, rollups
 from phasewise.collector.context import Context
@@ -23,8 +23,8 @@ from phasewise.collector.sealing import Sealer, due_hours
 
 @pytest.fixture(autouse=True)
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (refresher, rollups):
-        monkeypatch.setattr(module, "time", Instant())
+    give_time(monkeypatch, Instant())
+    monkeypatch.setattr(rollups, "time", Instant())
 
 
 def traces(count: int, **changes: Any) -> list[dict[str, Any]]:
