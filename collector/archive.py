@@ -32,6 +32,7 @@ _ROW_GROUP = 4096  # small: a look-up of one trace reads one or two of a piece
 _PIECE_BYTES = 32 << 20  # of rows in memory
 _REPEATED = ["name", "scope_name", "scope_version", "resource"]  # a dictionary pays only where few texts fill many rows
 _NOTE = "archived.json"
+CHECK = ".crc32c"  # after the name of a span file
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class SpanArchive:
 
 def check_path(path: Path) -> Path:
     """Where the CRC32C of a span file stands, in hex."""
-    return path.with_name(f"{path.name}.crc32c")
+    return path.with_name(path.name + CHECK)
 
 
 def put_file(temporary: Path, path: Path) -> None:

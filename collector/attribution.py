@@ -87,6 +87,8 @@ def attributed_first(rows: pl.DataFrame, answers: Sequence[Answer]) -> pl.DataFr
         return rows
     told = pl.concat([answer.told for answer in answers], how="diagonal")
     filled = rows.drop(told.columns[1:]).join(told, on="request_key", how="inner", maintain_order="left")
+    if filled.height > rows.height:  # what is said of a row twice makes no second one
+        filled = filled.unique("request_key", keep="first", maintain_order=True)
     others = [] if filled.height == rows.height else [rows.join(told, on="request_key", how="anti")]
     models = {name: model for answer in answers for name, model in answer.models.items()}
     if models:

@@ -17,12 +17,16 @@ from phasewise.rules.engine_profile import EngineProfile
 SPAN = ["trace_id", "span_id"]
 SCHEMA = {"trace_id": pl.String, "span_id": pl.String, "half": pl.String, "pair": pl.String}
 PREFILL_SOURCE = "otlp:prefill"  # `source` of a row that is only the prefill half of another
+IS_HALF = (pl.col("source") == PREFILL_SOURCE).fill_null(False)
 QUALITY = "disaggregated"
 _OF_PREFILL = (
     "queue_s", "context_s", "prefill_s", "queue_slot_s", "queue_kv_s", "queue_budget_s", "queue_window_s", "queue_policy_s",
     "queue_upstream_s", "queued_unix_ns", "scheduled_unix_ns", "combined_s", "combined_covers",
 )  # fmt: skip
 _EITHER = ("input_tokens", "cached_tokens", "model", "tenant", "route", "request_class", "priority")
+# What a row has from its pair: made anew of the decode half alone, it says something else of these.
+OF_PAIR = (*_OF_PREFILL, *_EITHER, "e2e_s", "ttft_s", "residual_s", "arrival_unix_ns", "quality")
+IS_PAIR = pl.col("quality").fill_null("").str.contains(QUALITY, literal=True)
 _PHASES = ("queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "combined_s")
 
 
@@ -126,7 +130,6 @@ def with_prefill(rows: pl.DataFrame, others: pl.DataFrame, pairs: pl.DataFrame) 
         donors, on="other", how="left", maintain_order="left"
     )
     paired = pl.col("other").is_not_null()
-    flagged = pl.col("quality").fill_null("").str.contains(QUALITY, literal=True)
     after = paired & (pl.col("arrival_unix_ns") >= pl.col("_p:finished_unix_ns"))
     longer = {
         name: pl.when(after).then(pl.col(name) + pl.col("_p:e2e_s")).otherwise(name).alias(name)
@@ -138,9 +141,12 @@ def with_prefill(rows: pl.DataFrame, others: pl.DataFrame, pairs: pl.DataFrame) 
         *(pl.when(paired).then(pl.coalesce(f"_p:{name}", name)).otherwise(name).alias(name) for name in _EITHER),
         *longer.values(),
         pl.when(after).then("_p:arrival_unix_ns").otherwise("arrival_unix_ns").alias("arrival_unix_ns"),
-        pl.when(paired & ~flagged).then(quality).otherwise("quality").alias("quality"),
+        pl.when(paired & ~IS_PAIR).then(quality).otherwise("quality").alias("quality"),
     )
+    return with_residual(told, paired).select(rows.columns)
+
+
+def with_residual(rows: pl.DataFrame, chosen: pl.Expr) -> pl.DataFrame:
+    """`rows`, those chosen with what their phases leave of their end-to-end time."""
     residual = pl.col("e2e_s") - added(_PHASES)
-    return told.with_columns(pl.when(paired).then(residual).otherwise("residual_s").alias("residual_s")).select(
-        rows.columns
-    )
+    return rows.with_columns(pl.when(chosen).then(residual).otherwise("residual_s").alias("residual_s"))

@@ -73,8 +73,12 @@ class KeptRollups:
                 self._write(self._path(day), {}, set(hours))
 
     def write_anew(self) -> None:
-        """Make every file say what the store says of its hours now, and nothing else: some of it was purged there."""
-        for path in _paths(self.directory):
+        """Make every file say what the store says of its hours now, and nothing else: some of it was purged there. Damaged files that were
+        moved aside go, and so does what was never finished."""
+        whole = _paths(self.directory)
+        for stray in set(self.directory.glob("*")) - set(whole):
+            stray.unlink()
+        for path in whole:
             self._write(path, _hours_of(path) or {}, set(), alone=True)
 
     def _path(self, day: int) -> Path:

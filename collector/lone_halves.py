@@ -1,15 +1,19 @@
 """Prefill halves of requests whose decode half never came: after an hour they are rows of their own, with what is known.
 
-Where the decode half comes after all, the row goes back among those that wait, and is paired as ever.
+Where the decode half comes after all, the row goes back among those that wait, and is paired as ever. What comes late of the half
+itself changes the row.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import polars as pl
 
 from phasewise.collector.attribution import typed, without_attribution
 from phasewise.collector.completion import NEAR_NS
-from phasewise.collector.disaggregation import PREFILL_SOURCE
+from phasewise.collector.disaggregation import IS_HALF, PREFILL_SOURCE
+from phasewise.collector.normalize import Normalized
 from phasewise.collector.requests import REQUEST_SCHEMA
 from phasewise.collector.store import Transaction
 
@@ -26,15 +30,42 @@ def given_up(transaction: Transaction, before_unix_ns: int) -> tuple[pl.DataFram
     if old.is_empty():
         return old, 0
     transaction.execute("DELETE FROM supplements WHERE received_unix_ns < ?", [before_unix_ns])
-    halves = old.filter((pl.col("source") == PREFILL_SOURCE).fill_null(False)).unique("request_key", keep="first")
+    halves = old.filter(IS_HALF).unique("request_key", keep="first")
+    return without_attribution(_alone(halves)), old.height - halves.height
+
+
+def renewed(transaction: Transaction, made: Normalized) -> Normalized:
+    """The same with those of its prefill halves that were given up as rows again, instead of as supplements: each stands in `requests`."""
+    halves = made.supplements.filter(IS_HALF)
+    low, high = halves["finished_unix_ns"].min(), halves["finished_unix_ns"].max()
+    if not isinstance(low, int) or not isinstance(high, int):
+        return made
+    found = transaction.query(
+        "SELECT r.request_key FROM requests r SEMI JOIN halves h USING (request_key) "
+        "WHERE r.source = ? AND r.finished_unix_ns BETWEEN ? AND ?",
+        [PREFILL_SOURCE, low - NEAR_NS, high + NEAR_NS],
+        halves=halves.select("request_key"),
+    )
+    if found.is_empty():
+        return made
+    own = halves.join(found, on="request_key", how="semi", maintain_order="left")
+    return replace(
+        made,
+        requests=pl.concat([made.requests, _alone(own).select(made.requests.columns)]),
+        supplements=made.supplements.join(found, on="request_key", how="anti", maintain_order="left"),
+        superseded=[key for key in made.superseded if key not in set(found["request_key"])],
+    )
+
+
+def _alone(halves: pl.DataFrame) -> pl.DataFrame:
+    """Prefill halves as rows that say what is known of a request without the other half."""
     quality = pl.coalesce(pl.col("quality").str.strip_suffix("]") + f',"{QUALITY}"]', pl.lit(f'["{QUALITY}"]'))
     failed = pl.when(pl.col("outcome") != "ok").then("outcome")  # prefilled is not served
-    rows = halves.with_columns(
+    return halves.with_columns(
         *(pl.lit(None, dtype=REQUEST_SCHEMA[name]).alias(name) for name in _UNKNOWN),
         failed.alias("outcome"),
         quality.alias("quality"),
     )
-    return without_attribution(rows), old.height - halves.height
 
 
 def taken_back(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:

@@ -19,10 +19,12 @@ import pyarrow as pa
 from phasewise.collector import rollups
 from phasewise.collector.audit import audit
 from phasewise.collector.backup import drop_snapshots
+from phasewise.collector.balanced import note_pending, pending
 from phasewise.collector.import_marks import forget_marks
 from phasewise.collector.kept_rollups import KeptRollups
 from phasewise.collector.keys import trace_hashes
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake, label
+from phasewise.collector.late_times import forget_late
 from phasewise.collector.migration import drop_copies
 from phasewise.collector.purge_files import purge_copies, purge_journal, purge_spans
 from phasewise.collector.rewriting import rewrite
@@ -59,6 +61,7 @@ class Purged:
     hours: int = 0
     journal_rows: int = 0
     folders: list[str] = field(default_factory=list)  # of copies, removed whole
+    files: list[str] = field(default_factory=list)  # of raw spans, removed whole: they could not be read
 
 
 def purge(store: Store, data: Path, chosen: Chosen, now_unix_ns: int) -> Purged:
@@ -71,6 +74,7 @@ def purge(store: Store, data: Path, chosen: Chosen, now_unix_ns: int) -> Purged:
         for name in ("spans", "hours", "journal_rows"):
             setattr(done, name, getattr(done, name) + getattr(told, name))
         done.folders = sorted({*done.folders, *told.folders})
+        done.files = sorted({*done.files, *told.files})
     _audit(data, chosen, done, now_unix_ns)
     return done
 
@@ -108,7 +112,8 @@ def go_on(store: Store, data: Path, now_unix_ns: int) -> Purged:
                 )
             return pa.array(found["trace_id"].to_list(), pa.string())
 
-        done.spans = purge_spans(data, going, left.before_unix_ns)
+        spans = purge_spans(data, going, left.before_unix_ns)
+        done.spans, done.files = spans.rows, spans.files
         done.journal_rows = purge_journal(data / "journal", going, left.before_unix_ns)
         done.folders = purge_copies(data)
         drop_snapshots(store, now_unix_s=2**40)
@@ -298,6 +303,9 @@ def _forget_all(transaction: Transaction, left: _Left) -> None:
     for name, values in left.alone.items():
         for value in values:
             _forget(transaction, name, value)
+    if left.instances:
+        forget_late(transaction, left.instances)
+        note_pending(transaction, [name for name in pending(transaction) if name not in left.instances])
     if left.before_unix_ns is not None:
         transaction.execute("DELETE FROM main.annotations WHERE unix_ns < ?", [left.before_unix_ns])
         transaction.execute(

@@ -1,35 +1,63 @@
-"""What a purge takes out of files: raw spans, journal entries, copies of the store. Each may be done again."""
+"""What a purge takes out of files: raw spans, journal entries, copies of the store. Each may be done again.
+
+What cannot be read may hold anything: it goes as a whole. So does what an ended process left half written.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from phasewise.collector.archive import check_path, put_file
+from phasewise.collector.archive import CHECK, check_path, put_file
 from phasewise.collector.durable import put_in_place
 from phasewise.collector.journal_writer import appending_stopped, serialized
 from phasewise.collector.segment import KINDS as ENTRY_KINDS
-from phasewise.collector.segment import Frame, frames, reframed, segment_numbers, segment_path
+from phasewise.collector.segment import Gap, frames, reframed, segment_numbers, segment_path
+from phasewise.rules.errors import MachineError
 
+LOG = logging.getLogger(__name__)
 _ROW_GROUP = 4096
+_CHUNK_BYTES = 1 << 20
 Going = Callable[[pa.Array], pa.Array]  # of some trace ids those to be deleted
 
 
-def purge_spans(data: Path, going: Going, before_unix_ns: int | None) -> int:
-    """Take spans of these traces, and those that ended before a time, out of the span files; how many."""
-    for stray in (data / "spans").glob("date=*/hour=*/.*.purged"):
-        stray.unlink()
-    return sum(
-        _purge_file(path, going, before_unix_ns) for path in sorted((data / "spans").glob("date=*/hour=*/*.parquet"))
-    )
+@dataclass(slots=True)
+class PurgedSpans:
+    """rows: how many spans went; files: paths of files that went whole because they could not be read."""
+
+    rows: int = 0
+    files: list[str] = field(default_factory=list)
+
+
+def purge_spans(data: Path, going: Going, before_unix_ns: int | None) -> PurgedSpans:
+    """Take spans of these traces, and those that ended before a time, out of the span files. Nobody may be writing any."""
+    done = PurgedSpans()
+    for path in sorted((data / "spans").glob("date=*/hour=*/*")):
+        if not is_span_file(path):
+            path.unlink()
+    for path in sorted((data / "spans").glob("date=*/hour=*/*.parquet")):
+        gone = _purge_file(path, going, before_unix_ns)
+        if gone is None:
+            done.files.append(str(path.relative_to(data)))
+        else:
+            done.rows += gone
+    return done
+
+
+def is_span_file(path: Path) -> bool:
+    """Whether it is one of raw spans, or the checksum of one: all others were begun and never finished."""
+    named = path.name.removesuffix(CHECK)
+    whole = path.with_name(named)
+    return named.endswith(".parquet") and not named.startswith(".") and whole.exists()
 
 
 def purge_journal(directory: Path, going: Going, before_unix_ns: int | None) -> int:
@@ -60,8 +88,17 @@ def _left(rows: pa.Table, going: Going, before_unix_ns: int | None) -> pa.Table:
     return rows.filter(pc.invert(gone))
 
 
-def _purge_file(path: Path, going: Going, before_unix_ns: int | None) -> int:
-    rows = pq.read_table(path, partitioning=None)
+def _purge_file(path: Path, going: Going, before_unix_ns: int | None) -> int | None:
+    """How many of its spans went; None where it could not be read, and is gone."""
+    try:
+        rows = pq.read_table(path, partitioning=None)
+    except (pa.ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # the disk says so, not what is in the file
+            raise MachineError(f"{path}: cannot be read: {error} (see the system's log)") from error
+        LOG.error("%s: cannot be read: %s: it is removed, for nobody can tell whose spans are in it", path, error)
+        path.unlink()
+        check_path(path).unlink(missing_ok=True)
+        return None
     left = _left(rows, going, before_unix_ns)
     if left.num_rows == rows.num_rows:
         return 0
@@ -89,11 +126,11 @@ def _purge_segment(path: Path, going: Going, before_unix_ns: int | None, is_last
 
     To the last one entries may be appended: not while it is copied; and whoever did sees that it was replaced, and begins another.
     """
-    found, end = _replaced(path, 0, going, before_unix_ns)
+    found, end = _replaced(path, 0, going, before_unix_ns, is_closed=not is_last)
     if not found and not is_last:
         return 0
     with appending_stopped(path.parent) if is_last else contextlib.nullcontext():
-        more, _ = _replaced(path, end, going, before_unix_ns)  # what came since
+        more, _ = _replaced(path, end, going, before_unix_ns, is_closed=True)  # what came since
         if not (found or more):
             return 0
         place = path.with_suffix(".purged")
@@ -104,14 +141,21 @@ def _purge_segment(path: Path, going: Going, before_unix_ns: int | None, is_last
     return sum(one.rows for one in [*found, *more])
 
 
-def _replaced(path: Path, start: int, going: Going, before_unix_ns: int | None) -> tuple[list[_Replaced], int]:
-    """Entries from byte `start` on that have rows to be deleted, and where the last whole entry ends."""
+def _replaced(
+    path: Path, start: int, going: Going, before_unix_ns: int | None, *, is_closed: bool
+) -> tuple[list[_Replaced], int]:
+    """Entries from byte `start` on that have rows to be deleted, and bytes that are no entry; where what was looked at ends. is_closed:
+    nobody appends to it, so bytes at its end are no entry that is being written."""
     found = []
     end = start
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         for piece in frames(descriptor, start):
-            if not isinstance(piece, Frame):
+            if isinstance(piece, Gap):
+                if is_closed or not piece.open_ended:
+                    end = piece.end
+                    if _holds_something(descriptor, piece):
+                        found.append(_Replaced(piece.start, bytes(piece.end - piece.start), 0))
                 continue
             end = piece.end
             rows = pa.ipc.open_stream(piece.payload).read_all()
@@ -132,6 +176,14 @@ def _replaced(path: Path, start: int, going: Going, before_unix_ns: int | None) 
     finally:
         os.close(descriptor)
     return found, end
+
+
+def _holds_something(descriptor: int, gap: Gap) -> bool:
+    for start in range(gap.start, gap.end, _CHUNK_BYTES):
+        chunk = os.pread(descriptor, min(_CHUNK_BYTES, gap.end - start), start)
+        if chunk.count(0) < len(chunk):
+            return True
+    return False
 
 
 def _write(copy: Path, entries: list[_Replaced]) -> None:

@@ -8,7 +8,6 @@ less often instead of a growing backlog; neighbours, which become final anyway, 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +21,7 @@ from phasewise.collector.counters import Counters
 from phasewise.collector.finisher import Finisher
 from phasewise.collector.first_answers import FirstAnswers
 from phasewise.collector.lake import HOUR_NS
+from phasewise.collector.late_times import note_late, read_late
 from phasewise.collector.registry import Registry
 from phasewise.collector.request_table import replace_rows
 from phasewise.collector.rollups import DirtyRollups
@@ -45,7 +45,6 @@ _ASKED = {
     "first_touched": pl.Int64,
     "last_touched": pl.Int64,
 }
-LATE = "late"  # among the positions: touched time of final rows, by instance
 
 
 class Refresher:
@@ -68,7 +67,7 @@ class Refresher:
         self._finisher = Finisher(registry, self._answers, self._work)
         self._rest_until_ns = 0
         self._behind_until_ns = 0
-        self._late_stored = ""
+        self._late_stored: dict[str, tuple[int, int]] = {}
         self._sealed_until_unix_ns = 0
 
     @property
@@ -104,25 +103,23 @@ class Refresher:
         for instance, arrival, low, high in raw.iter_rows():
             self._of(instance).raw = (low, high)
             self.touch(instance, arrival, high)
-        late = store.query("SELECT position FROM positions WHERE name = ?", [LATE])["position"]
-        self._late_stored = str(late[0]) if len(late) else ""
-        for instance, (low, high) in json.loads(self._late_stored or "{}").items():
+        self._late_stored = read_late(store)
+        for instance, (low, high) in self._late_stored.items():
             self.touch(instance, low, high)
 
     def store(self, transaction: Transaction) -> None:
-        """What final rows are to be attributed anew, where that changed: nothing else would say so after a crash."""
+        """What final rows are to be attributed anew, where that changed."""
         late = {name: span for name, work in self._work.items() if is_some(span := self._late(work))}
-        told = json.dumps(late, sort_keys=True) if late else ""
-        if told != self._late_stored:
-            transaction.execute("DELETE FROM positions WHERE name = ?", [LATE])
-            if told:
-                transaction.execute("INSERT INTO positions VALUES (?, ?)", [LATE, told])
-            self._late_stored = told
+        if late != self._late_stored:
+            note_late(transaction, late)
+            self._late_stored = late
 
     @staticmethod
     def _late(work: Work) -> tuple[int, int]:
-        start, end = work.failed.extent
-        late = around(work.late, start, end - 1)
+        late = work.late
+        if work.failed:
+            start, end = work.failed.extent
+            late = around(late, start, end - 1)
         touched = work.touched[0] <= work.final_until_unix_ns
         return around(late, *work.touched) if touched else late
 
@@ -206,9 +203,9 @@ class Refresher:
     def _due(self, instance: str, now_ns: int, force: bool) -> Turn | None:
         work = self._work[instance]
         until = self._until(instance, now_ns)
-        ripe = is_some(work.late) or work.oldest_provisional_unix_ns < until
-        ripe = bool(work.failed) or (ripe and (force or until != work.looked_unix_ns))
-        ripe = ripe and (force or now_ns - work.finished_ns >= FINAL_NS)
+        ripe = is_some(work.late) or bool(work.failed) or work.oldest_provisional_unix_ns < until
+        if not force:
+            ripe = ripe and until != work.looked_unix_ns and now_ns - work.finished_ns >= FINAL_NS
         calm = force or now_ns >= self._behind_until_ns
         raw = calm and is_some(work.raw)
         soon = calm and (force or now_ns - work.refreshed_ns >= NEIGHBOURS_NS)

@@ -9,7 +9,7 @@ import polars as pl
 
 from phasewise.collector.attribution import typed, without_attribution
 from phasewise.collector.completion import CLIENT_COLUMNS, NEAR_NS, SUPPLEMENT_COLUMNS, Identifiers, filled
-from phasewise.collector.disaggregation import PREFILL_SOURCE, with_prefill
+from phasewise.collector.disaggregation import IS_HALF, IS_PAIR, OF_PAIR, PREFILL_SOURCE, with_prefill, with_residual
 from phasewise.collector.requests import FULL_SCHEMA, REQUEST_SCHEMA
 from phasewise.collector.store import Transaction
 
@@ -84,11 +84,15 @@ def _stored(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:
 
 
 def _merged(stored: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
-    """New rows, and stored rows with what normalization says differently now; values it does not know are kept."""
+    """New rows, and stored rows with what normalization says differently now; values it does not know are kept, and of a row that was
+    joined to its prefill half what is of both: that half may be in a trace of its own, which nobody looks at now."""
     if stored.is_empty():
         return without_attribution(made)
     new = made.join(stored.select("request_key"), on="request_key", how="anti", maintain_order="left")
     pairs = stored.join(made, on="request_key", how="inner", suffix=":new")
+    joined = pairs.select(IS_PAIR.any()).item()
+    if joined:
+        pairs = pairs.with_columns(pl.when(~IS_PAIR).then(f"{name}:new").alias(f"{name}:new") for name in OF_PAIR)
     compared = [name for name in REQUEST_SCHEMA if name not in _NOT_COMPARED]
     differs = pl.any_horizontal(
         pl.col(f"{name}:new").is_not_null() & pl.col(name).ne_missing(pl.col(f"{name}:new")) for name in compared
@@ -96,6 +100,7 @@ def _merged(stored: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
     changed = pairs.filter(differs).with_columns(
         pl.coalesce(f"{name}:new", name).alias(name) for name in REQUEST_SCHEMA if name != "request_key"
     )
+    changed = with_residual(changed, IS_PAIR) if joined else changed
     return pl.concat([without_attribution(new), changed.select(list(FULL_SCHEMA))])
 
 
@@ -155,10 +160,10 @@ def _supplemented(
     known = rows["request_key"].to_list()
     stored = _possible(transaction, everything, window)
     candidates = pl.concat([rows, stored.filter(~pl.col("request_key").is_in(known))])
-    halves = (pl.col("source") == PREFILL_SOURCE).fill_null(False)
-    others = everything.filter(~halves)
+    others = everything.filter(~IS_HALF)
     told = identifiers.sequences(candidates, others)
-    pairs = pl.concat([told, identifiers.pairs(candidates, everything.filter(halves))])
+    # Halves that were given up are rows as well, under the identifier of their pair.
+    pairs = pl.concat([told, identifiers.pairs(candidates.filter(~IS_HALF), everything.filter(IS_HALF))])
     used = pairs.select(pl.col("other").alias("request_key")).unique()
     done = pl.concat([used, incoming.select("request_key")]).unique()
     transaction.run("DELETE FROM supplements WHERE request_key IN (SELECT request_key FROM done)", done=done)

@@ -195,10 +195,18 @@ class Retention:
         )["hour"].to_list()
         if not old:
             return
+        try:
+            self._kept.forget(
+                old
+            )  # first: ended in between, the store still names these hours, and the next run goes on
+        except OSError as error:  # what frees space comes next
+            told = f"rollups of {len(old)} hours: {self._kept.directory} cannot be written: {error.strerror or error} (make room)"
+            self.done.stopped = self.done.stopped or told
+            LOG.error("retention: %s", told)
+            return
         with self._store.write() as transaction:
             transaction.execute(f"DELETE FROM main.rollups WHERE list_contains(?, bucket_unix_ns // {HOUR_NS})", [old])
             transaction.execute("DELETE FROM main.sealed_hours WHERE list_contains(?, hour)", [old])
-        self._kept.forget(old)
 
     def _drop_strays(self, now: int) -> None:
         """Rows whose own times lie ahead are sealed never: they go by their receipt, alone."""

@@ -155,13 +155,6 @@ def dirty_hours(statements: Reading) -> set[int]:
     return {start // HOUR_NS for name in ("minutes", "hours") for start in told.get(name, ())}
 
 
-def rebuild_of(transaction: Transaction, rows: pl.DataFrame) -> None:
-    """Make anew the rollups that hot rows with these `finished_unix_ns` are or were in."""
-    finished = rows["finished_unix_ns"]
-    minutes, hours = (set((finished // width * width).unique().to_list()) for width in (MINUTE_NS, HOUR_NS))
-    rebuild(transaction, minutes, hours)
-
-
 def _nanoseconds(column: str, name: str) -> str:
     return f"sum(CAST(round({column} * 1e9) AS BIGINT)) AS {name}"
 

@@ -89,9 +89,10 @@ class RowWriter:
             memory.counters.add(lone_halves.HALVES, -back.height)
             memory.counters.add("requests", -back.height)
             memory.dirty.add(back, now)
+            made = lone_halves.renewed(self._transaction, made)
         changes = changes_of(self._transaction, self._identifiers, made.requests, made.supplements, made.superseded)
         if changes.gone:
-            self._delete(changes.gone, due)
+            self._delete(changes.gone, due, now)
         past = changes.rows.select(SEEN).filter(pl.col("finished_unix_ns") <= now + FUTURE_NS)
         memory.registry.see_requests(past)
         for instance, settings in made.settings:
@@ -108,6 +109,8 @@ class RowWriter:
         memory.counters.add(lone_halves.OTHERS, others)
         if not rows.is_empty():
             self._thaw(hours_touched(rows, "arrival_unix_ns", "finished_unix_ns", NEAR_NS))
+            rows = unknown(self._transaction, "requests", rows)
+        if not rows.is_empty():
             memory.registry.see_requests(rows.filter(pl.col("finished_unix_ns") <= now + FUTURE_NS))
             memory.watermarks.see(rows, now)
             memory.refresher.take(self._transaction, rows, [], now)
@@ -207,11 +210,21 @@ class RowWriter:
         """Sealed hours that something late touches become hot again; whether any of these hours ever was sealed."""
         return thaw(self._transaction, self._cold_directory, hours, self._clock())
 
-    def _delete(self, keys: list[str], spans: pl.DataFrame) -> None:
+    def _delete(self, keys: list[str], spans: pl.DataFrame, now: int) -> None:
         low, high = spans["start_unix_ns"].min(), spans["end_unix_ns"].max()
         assert isinstance(low, int) and isinstance(high, int)
         gone = pl.DataFrame({"request_key": keys}, schema={"request_key": pl.String})
-        delete_rows(self._transaction, gone, low - NEAR_NS, high + NEAR_NS)
+        window = (low - NEAR_NS, high + NEAR_NS)
+        stored = self._transaction.query(
+            "SELECT r.request_key, r.finished_unix_ns FROM requests r SEMI JOIN gone g USING (request_key) "
+            "WHERE r.finished_unix_ns BETWEEN ? AND ?",
+            list(window),
+            gone=gone,
+        )
+        if not stored.is_empty():  # most never had a row
+            delete_rows(self._transaction, stored.select("request_key"), *window)
+            self._memory.dirty.add(stored, now)
+            self._memory.counters.add("requests", -stored.height)
 
     def _take_points(self, points: pl.DataFrame) -> None:
         names = dict(identities(points["resource"]).select("resource", "instance").iter_rows())

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from phasewise.collector.cold import enter_files, make_views, names, placed_file, thaw
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake, label
+from phasewise.collector.late_times import late_hours
 from phasewise.collector.records import arrow_schema
 from phasewise.collector.rollups import dirty_hours
 from phasewise.collector.store import Store, Transaction
@@ -42,7 +43,8 @@ class Due:
 
 def due_hours(store: Store, now_unix_ns: int, seal_after_s: float = SEAL_AFTER_S) -> list[Due]:
     """Hours that ended `seal_after_s` and a quarter of an hour ago, of which nothing was received or brought back since, whose rows are final,
-    and those of the next hour too, which are judged by what stands here, and whose rollups say what they say."""
+    and those of the next hour too, which are judged by what stands here, whose rows nothing late is still to be said of, and whose rollups
+    say what they say."""
     quiet = now_unix_ns - int(seal_after_s * 1e9) - SLACK_NS
     parts = [
         f'SELECT "{column}" // {HOUR_NS} AS hour, NULL AS open, NULL AS received FROM main."{kind}"'
@@ -65,7 +67,9 @@ def due_hours(store: Store, now_unix_ns: int, seal_after_s: float = SEAL_AFTER_S
         """,
         [quiet, quiet, quiet, now_unix_ns - UNSETTLED_NS],
     )
-    waiting = dirty_hours(store)
+    waiting = dirty_hours(store) | {
+        hour for hour in late_hours(store) if (hour + 1) * HOUR_NS > now_unix_ns - UNSETTLED_NS
+    }
     return [due for due in (Due(*row) for row in found.iter_rows()) if due.hour not in waiting]
 
 

@@ -155,7 +155,8 @@ class Store:
         fresh = self.cold_directory / f".rewritten-{self.path.name}"
         self.cold_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._write_lock:
-            fresh.unlink(missing_ok=True)
+            for left in self.cold_directory.glob(f"{fresh.name}*"):  # of a process that ended here: with its log
+                left.unlink()
             self.copy_to(fresh)
             sync_path(fresh)
             with self._state_lock:

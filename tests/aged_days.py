@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from builders import START_UNIX_NS, attributed, make_request, make_sample, record_table, request_table
+from rolled import roll_up
 from span_tables import span_table
 from writing import engine_span
 
-from phasewise.collector import rollups
 from phasewise.collector.archive import SpanArchive
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
 from phasewise.collector.records import EngineSample
@@ -37,7 +37,7 @@ def fill(data: Path) -> None:
         transaction.execute(
             "INSERT INTO findings BY NAME SELECT 'f' AS finding, 0 AS created_unix_ns, 0 AS from_unix_ns, 0 AS to_unix_ns, '{}' AS verdict"
         )
-        rollups.rebuild_of(transaction, transaction.query("SELECT finished_unix_ns FROM requests"))
+        roll_up(transaction)
 
 
 def contents(data: Path) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def _lines(action: str, done: Mapping[str, object]) -> list[str]:
         return [f"{done['requests']:,} requests in {done['data']}, as of commit {done['commit']}"]
     if action == "purge":
         also = f"; copies removed: {', '.join(map(str, done['folders']))}" if done["folders"] else ""  # type: ignore[call-overload]
+        also += f"; removed, for they cannot be read: {', '.join(map(str, done['files']))}" if done["files"] else ""  # type: ignore[call-overload]
         return [
             f"{done['requests']:,} requests of whole traces, {done['spans']:,} archived spans and {done['journal_rows']:,} "
             f"journal rows are gone; {done['hours']} sealed hours are written anew{also}"

@@ -77,7 +77,7 @@ def test_a_fault_of_one_instance_is_none_of_the_others(tmp_path: Path) -> None:
         assert {row["instance"] for row in b.rows() if not row["final"]} == bad
         bad.clear()
         for _ in range(4):
-            b.run(30)
+            b.run(100)
         rows = b.rows()
         assert [row["final"] for row in rows] == [True] * 10
         assert [row["primary_class"] for row in rows] == ["queueing"] * 10

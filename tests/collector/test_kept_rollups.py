@@ -10,11 +10,12 @@ import polars as pl
 import pytest
 from builders import START_UNIX_NS, attributed, make_request, request_table
 from ended import Killed, ending
+from rolled import roll_up
 
 from phasewise.collector import rollups
 from phasewise.collector.backup import restore, take_snapshot, write_backup
 from phasewise.collector.integrity import check
-from phasewise.collector.kept_rollups import read_kept
+from phasewise.collector.kept_rollups import KeptRollups, read_kept
 from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.purge import Chosen, purge
 from phasewise.collector.recovery import FILE, open_store
@@ -46,7 +47,7 @@ def fill(data: Path, hours: tuple[int, ...] = (0, 1, 30)) -> Store:
                 for row in rows
             ]
             transaction.insert("requests", request_table(told))
-        rollups.rebuild_of(transaction, transaction.query("SELECT finished_unix_ns FROM requests"))
+        roll_up(transaction)
     for due in due_hours(store, LATER):
         assert Sealer(store, lambda: LATER).seal(due)
     return store
@@ -156,6 +157,51 @@ def test_after_thirteen_months_they_go(tmp_path: Path) -> None:
         retention(store, START_UNIX_NS + int(13 * MONTH_NS) + 6 * HOUR_NS).run()
         assert read_kept(store.cold_directory).hours.keys() == {FIRST + 30, FIRST + 15 * 24}
         assert not read_kept(store.cold_directory).faults
+
+
+@pytest.mark.parametrize("forgot", [False, True])
+def test_ended_while_they_go_none_is_left_in_a_file_that_nobody_looks_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgot: bool
+) -> None:
+    later = START_UNIX_NS + int(13 * MONTH_NS) + 6 * HOUR_NS
+    forget = KeptRollups.forget
+
+    def killed(kept: KeptRollups, hours: list[int]) -> None:
+        if forgot:
+            forget(kept, hours)
+        raise Killed
+
+    with fill(tmp_path) as store:
+        retention(store).run()
+        with monkeypatch.context() as patched:
+            patched.setattr(KeptRollups, "forget", killed)
+            with pytest.raises(Killed):
+                retention(store, later).run()
+        own = retention(store, later)
+        own.run()
+        left = {FIRST + 30, FIRST + 15 * 24}
+        assert read_kept(store.cold_directory).hours.keys() == left
+        assert {row[0] for row in marks(store)} == left
+        assert set(store.query(HOURLY)["bucket_unix_ns"] // HOUR_NS) == left
+        assert own.done.stopped == ""
+
+
+def test_a_disk_that_refuses_to_forget_says_so_and_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fill(tmp_path) as store:
+        retention(store).run()
+        before = marks(store)
+        own = retention(store, START_UNIX_NS + int(13 * MONTH_NS) + HOUR_NS // 2)  # one of the two hours of a day
+        with monkeypatch.context() as patched:
+            patched.setattr("phasewise.collector.kept_rollups.put_in_place", _full)
+            own.run()
+        assert "rollups of 1 hours" in own.done.stopped and "No space left" in own.done.stopped
+        assert [row[0] for row in marks(store)] == [row[0] for row in before]
+        own.run()
+        assert own.done.stopped == ""
+        assert FIRST not in read_kept(store.cold_directory).hours
+        assert FIRST not in {row[0] for row in marks(store)}
 
 
 def test_what_is_purged_is_in_no_file(tmp_path: Path) -> None:

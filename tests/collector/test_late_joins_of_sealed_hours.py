@@ -15,7 +15,7 @@ from writing import Bench, bench, each, engine_span
 from phasewise.collector.context import Context
 from phasewise.collector.exposition import Exposition, read_exposition
 from phasewise.collector.facts import Statement
-from phasewise.collector.refresher import LATE
+from phasewise.collector.late_times import LATE
 from phasewise.collector.sealing import Sealer, due_hours
 
 HOUR_S = 3600.0

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from builders import START_UNIX_NS, attributed, make_request, request_table
 from ended import Killed, ending
+from rolled import roll_up
 from span_tables import span_table
 from writing import engine_span
 
-from phasewise.collector import rollups
 from phasewise.collector.archive import SpanArchive
 from phasewise.collector.cold import thaw
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
@@ -62,7 +62,7 @@ def fill(data: Path, hours: int = DAYS) -> Store:
         transaction.execute(
             "INSERT INTO findings BY NAME SELECT 'f' AS finding, 0 AS created_unix_ns, 0 AS from_unix_ns, 0 AS to_unix_ns, '{}' AS verdict"
         )
-        rollups.rebuild_of(transaction, transaction.query("SELECT finished_unix_ns FROM requests"))
+        roll_up(transaction)
     now = START_UNIX_NS + (hours + 1) * DAY_NS
     for due in due_hours(store, now):
         assert Sealer(store, lambda: now).seal(due)
@@ -134,7 +134,7 @@ def test_a_late_row_of_an_expired_hour_takes_nothing_from_its_rollup(store: Stor
         with store.write() as transaction:
             row = attributed(late) | {"final": True, "revision": 1, "received_unix_ns": late.finished_unix_ns}
             transaction.insert("requests", request_table([row]))
-            rollups.rebuild_of(transaction, transaction.query("SELECT finished_unix_ns FROM requests"))
+            roll_up(transaction)
         assert (counted(3600), counted(60)) == (before, number + 1)
         for due in due_hours(store, time.now):
             assert Sealer(store, time.clock).seal(due)
