@@ -6,7 +6,6 @@ A convenience like the rows it looks at: beyond its time, and where it fails, ro
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import polars as pl
 
@@ -14,7 +13,7 @@ from phasewise.collector.answers import Answers
 from phasewise.collector.attribution import Answer, Question, attributed_first
 from phasewise.collector.newest_rows import NewestRows
 from phasewise.collector.registry import Registry
-from phasewise.collector.scope import CONTEXT_SCHEMA, OF, near_new, stepped
+from phasewise.collector.scope import CONTEXT_SCHEMA, OF, near_new, portions, stepped
 from phasewise.collector.store import Transaction
 from phasewise.collector.work import REST_RATIO
 
@@ -39,15 +38,15 @@ class FirstAnswers:
         """New rows with their first attribution, as many instances as there is time for; the others as they are."""
         started = time.monotonic()
         may = self.is_proven and now_ns >= self._rest_until_ns
-        new = rows.filter(pl.col("revision").is_null()).select(list(CONTEXT_SCHEMA))
+        new = rows.filter(pl.col("revision").is_null()).select(OF, *CONTEXT_SCHEMA)
         stepping = stepped(transaction, new) if may and not new.is_empty() else frozenset()
         answers: list[Answer] = []
         told = 0
-        for own in _portions(new) if may else ():
+        for own in portions(new, PORTION_ROWS) if may else ():
             if time.monotonic() - started > FIRST_S:
                 break
             scopes = near_new(transaction, self._registry, own, self._newest.rows, stepping)
-            keys = own.select(OF, "request_key").partition_by("of", as_dict=True)
+            keys = own.select("of", "request_key").partition_by("of", as_dict=True)
             questions = [Question(name, scope, keys[name,]["request_key"]) for name, scope in scopes.items()]
             answers += self._answers.ask(questions)[0]
             told += own.height
@@ -58,19 +57,3 @@ class FirstAnswers:
         if told and spent_s > CHEAP_S * told + FIRST_S / 10:
             self._rest_until_ns = now_ns + int(REST_RATIO * spent_s * 1e9)
         return rows
-
-
-def _portions(new: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Rows of whole instances, a portion at a time."""
-    if len(new) <= PORTION_ROWS:
-        yield from [new] if len(new) else []
-        return
-    names, rows = list[str](), 0
-    for name, n in new.group_by(OF, maintain_order=True).len().iter_rows():
-        names.append(name)
-        rows += n
-        if rows >= PORTION_ROWS:
-            yield new.filter(OF.is_in(names))
-            names, rows = [], 0
-    if names:
-        yield new.filter(OF.is_in(names))

@@ -22,8 +22,8 @@ class NewestRows:
         self._kept: dict[str, int] = {}  # how many of each, in the order of their last news
 
     def add(self, new: pl.DataFrame) -> None:
-        """New rows of any instances."""
-        for instance, n in new.group_by(OF, maintain_order=True).len().iter_rows():
+        """New rows of any instances (`of`)."""
+        for instance, n in new.group_by("of", maintain_order=True).len().iter_rows():
             self._kept.pop(instance, None)
             self._kept[instance] = max(LEAST_ROWS, round(ROWS_RATIO * n))
         together = pl.concat([self.rows, new.select(list(CONTEXT_SCHEMA))])

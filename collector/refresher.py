@@ -15,7 +15,7 @@ import polars as pl
 
 from phasewise.collector.answers import Answers
 from phasewise.collector.attribution import Question
-from phasewise.collector.blocks import LATE_BEFORE_NS, Block, slot_start, span_end, span_start
+from phasewise.collector.blocks import BLOCK_ROWS, LATE_BEFORE_NS, Block, slot_start, span_end, span_start
 from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
 from phasewise.collector.finisher import Finisher
@@ -25,7 +25,7 @@ from phasewise.collector.late_times import note_late, read_late
 from phasewise.collector.registry import Registry
 from phasewise.collector.request_table import replace_rows
 from phasewise.collector.rollups import DirtyRollups
-from phasewise.collector.scope import load_near
+from phasewise.collector.scope import load_near, portions
 from phasewise.collector.store import Store, Transaction
 from phasewise.collector.watermarks import Watermarks
 from phasewise.collector.work import NONE, REST_RATIO, Turn, Work, around, is_some
@@ -38,6 +38,13 @@ MARGIN_NS = 30 * 10**9
 TURN_S = 0.5  # no further instance is begun in a pass after that: rows that come meanwhile wait to be stored
 BEHIND_NS = 2 * 10**9  # while more rows wait to be seen than a pass takes, what is stored waits for its attribution
 TOGETHER = 16  # instances of one look at the clock
+_TARGETS = {
+    "of": pl.String,
+    "row": pl.Int64,
+    "request_key": pl.String,
+    "arrival_unix_ns": pl.Int64,
+    "finished_unix_ns": pl.Int64,
+}
 _ASKED = {
     "of": pl.String,
     "first_raw": pl.Int64,
@@ -244,13 +251,8 @@ class Refresher:
                 self._touch_final(name, *touched)
         written, done = self._finisher.finish(transaction, turns, now_ns, until_s)
         targets = self._targets(transaction, turns, done)
-        if not targets.is_empty():
-            scopes = load_near(transaction, self._registry, targets)
-            keys = {str(name): own["request_key"] for (name,), own in targets.group_by("of")}
-            questions = [Question(name, scope, keys[name]) for name, scope in scopes.items()]
-            places = {one.instance: n for n, one in enumerate(questions)}
-            asked = targets.with_columns(pl.col("of").replace_strict(places, return_dtype=pl.Int64).alias("n"))
-            written += self._answers.write(transaction, questions, asked, now_ns, final=False)[0]
+        for portion in portions(targets, BLOCK_ROWS):
+            written += self._refresh_rows(transaction, portion, now_ns)
         for name, turn in turns.items():
             work = self._work[name]
             work.served_ns = now_ns
@@ -259,6 +261,14 @@ class Refresher:
             if turn.soon:  # else nobody has looked into the touched time yet
                 work.touched, work.refreshed_ns = NONE, now_ns
         return written
+
+    def _refresh_rows(self, transaction: Transaction, targets: pl.DataFrame, now_ns: int) -> int:
+        scopes = load_near(transaction, self._registry, targets)
+        keys = {str(name): own["request_key"] for (name,), own in targets.group_by("of")}
+        questions = [Question(name, scope, keys[name]) for name, scope in scopes.items()]
+        places = {one.instance: n for n, one in enumerate(questions)}
+        asked = targets.with_columns(pl.col("of").replace_strict(places, return_dtype=pl.Int64).alias("n"))
+        return self._answers.write(transaction, questions, asked, now_ns, final=False)[0]
 
     def _targets(
         self, transaction: Transaction, turns: Mapping[str, Turn], done: Mapping[str, Sequence[Block]]
@@ -274,7 +284,7 @@ class Refresher:
             if is_some(raw) or touched != NONE:
                 asked.append((name, *raw, *touched))
         if not asked:
-            return pl.DataFrame()
+            return pl.DataFrame(schema=_TARGETS)
         wanted = pl.DataFrame(asked, schema=_ASKED, orient="row")
         found = transaction.query(
             "SELECT w.of, r.rowid AS row, r.request_key, r.arrival_unix_ns, r.finished_unix_ns FROM requests r "

@@ -5,7 +5,7 @@ Instances are looked at together: a question to the database, and to Polars, cos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -52,6 +52,22 @@ class Sight:
     high_unix_ns: int
 
 
+def portions(rows: pl.DataFrame, most: int) -> Iterator[pl.DataFrame]:
+    """Rows (`of` is their instance) of whole instances, about `most` at a time."""
+    if len(rows) <= most:
+        yield from [rows] if len(rows) else []
+        return
+    names, held = list[str](), 0
+    for name, n in rows.group_by("of", maintain_order=True).len().iter_rows():
+        names.append(name)
+        held += n
+        if held >= most:
+            yield rows.filter(pl.col("of").is_in(names))
+            names, held = [], 0
+    if names:
+        yield rows.filter(pl.col("of").is_in(names))
+
+
 def stepped(transaction: Transaction, targets: pl.DataFrame) -> frozenset[str]:
     """Instances with steps near targets (of any instance)."""
     arrival, last = targets["arrival_unix_ns"].min(), targets["finished_unix_ns"].max()
@@ -72,8 +88,8 @@ def near_new(
     stepping: frozenset[str],
 ) -> dict[str, Scope]:
     """By instance, what is around its rows that are not stored yet: the new and newest rows of its replica that overlap them or ended
-    in the hour before. stepping: instances that send steps at all."""
-    times = _times(new.with_columns(OF))
+    in the hour before. new: `of` (its instance) and CONTEXT_SCHEMA; stepping: instances that send steps at all."""
+    times = _times(new)
     together = pl.concat([newest, new.select(list(CONTEXT_SCHEMA))])
     seen = together.select(OF, "arrival_unix_ns", "finished_unix_ns").with_row_index("place")
     is_own = (pl.col("context") == pl.col("of")) & (pl.col("place") >= len(newest))

@@ -11,6 +11,7 @@ import pytest
 from span_tables import at
 from writing import Bench, Instant, bench, each, engine_span, give_time, plain_attribute
 
+from phasewise.collector import finisher, first_answers, refresher
 from phasewise.collector.context import Context
 
 NAMES = [f"i-{n}" for n in range(5)]
@@ -59,6 +60,26 @@ def test_instances_are_asked_about_together(tmp_path: Path) -> None:
         b.run(400)
         assert [row["final"] for row in b.rows()] == [True] * 10
         assert asked[2:] == [NAMES] * len(asked[2:])
+
+
+def test_no_more_rows_are_asked_about_at_once_than_memory_should_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the first pass after a start, which were stored before their attribution, and those that become final."""
+    for module in (refresher, finisher):
+        monkeypatch.setattr(module, "BLOCK_ROWS", 2)
+    monkeypatch.setattr(first_answers, "PORTION_ROWS", 2)
+    asked: list[list[str]] = []
+    with bench(tmp_path, attribute=fails_for(set(), asked)) as b:
+        sent(b, 0, 0.0)
+        b.run()
+        assert asked == [["i-0", "i-1"], ["i-2", "i-3"], ["i-4"]]
+        sent(b, 1, 1.0)
+        b.writer.step()
+        assert asked[3:] == [["i-0", "i-1"], ["i-2", "i-3"], ["i-4"]]
+        b.run(400)
+        assert [row["final"] for row in b.rows()] == [True] * 10
+        assert max(len(names) for names in asked) == 2
 
 
 def test_a_fault_of_one_instance_is_none_of_the_others(tmp_path: Path) -> None:
