@@ -1,9 +1,14 @@
-"""The one thread that writes the journal: it takes all that has piled up, appends it, and syncs once for all of them."""
+"""The one thread that writes the journal: it takes all that has piled up, appends it, and syncs once for all of them.
+
+A sync costs what reading several requests does, however little it makes durable. So while several senders of whole batches are at it,
+two of them begin GATHER_S apart, or when an entry is full. Whoever sends alone, or span by span, waits for nobody.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,6 +19,8 @@ from phasewise.collector.journal import JournalFailed, JournalFull, JournalWrite
 from phasewise.collector.receipts import Receipts
 
 log = logging.getLogger("phasewise.receive")
+GATHER_S = 0.05
+_BATCH_ROWS = 256  # of a commit, from which on it was batches that came together
 _ENTRY_ROWS = 8192  # rows of one entry; small requests share one, since an entry has a cost of its own for the reader; larger ones only cost memory
 
 
@@ -44,6 +51,7 @@ class Committer:
         self._waiting: list[_Waiting] = []
         self._rows = 0  # waiting or being written
         self._closing = False
+        self._gathering = False  # what comes now is waited for: no need to say that it came
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
@@ -57,7 +65,8 @@ class Committer:
                 raise QueueFull
             self._rows += rows.num_rows
             self._waiting.append(waiting)
-            self._changed.notify()
+            if not self._gathering or self._rows >= _ENTRY_ROWS:
+                self._changed.notify()
         return waiting.done
 
     def close(self, within_s: float | None = None) -> bool:
@@ -69,20 +78,33 @@ class Committer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        began_s, several = 0.0, False
         while True:
             with self._changed:
                 while not self._waiting and not self._closing:
                     self._changed.wait()
                 if not self._waiting:
                     return
+                if several:
+                    self._gather(began_s + GATHER_S)
                 taken, self._waiting = self._waiting, []
+            began_s = time.monotonic()
             try:
                 self._commit(taken)
             except Exception as error:  # a bug must not leave senders waiting for ever, nor end this thread
                 log.exception("writing the journal failed")
                 self._fail([w for w in taken if not w.done.done()], JournalFailed(str(error)))
             with self._changed:
-                self._rows -= sum(waiting.rows.num_rows for waiting in taken)
+                rows = sum(waiting.rows.num_rows for waiting in taken)
+                self._rows -= rows
+                several = rows >= _BATCH_ROWS and (len(taken) > 1 or bool(self._waiting))
+
+    def _gather(self, until_s: float) -> None:
+        """Wait for more, with `_changed` held, which is let go meanwhile."""
+        self._gathering = True
+        while not self._closing and self._rows < _ENTRY_ROWS and (left_s := until_s - time.monotonic()) > 0:
+            self._changed.wait(left_s)
+        self._gathering = False
 
     def _commit(self, taken: list[_Waiting]) -> None:
         appended: list[_Waiting] = []

@@ -29,6 +29,9 @@ from phasewise.collector.segment import (
     segment_path,
 )
 
+# In the thread that reads: others would fill fresh memory of their own with what is unpacked, entry after entry.
+_READ = pa.ipc.IpcReadOptions(use_threads=False)
+
 __all__ = ["Entry", "JournalFailed", "JournalFull", "JournalReader", "JournalWriter", "Kind", "Position"]
 
 
@@ -155,7 +158,7 @@ class JournalReader:
             self.counters["unknown_entries"] += 1
             return None
         try:
-            rows = pa.ipc.open_stream(frame.payload).read_all()
+            rows = pa.ipc.open_stream(frame.payload, options=_READ).read_all()
         except (pa.ArrowInvalid, OSError):  # its checksum is right: written by something that is not this program
             self.counters["unreadable_entries"] += 1
             return None

@@ -25,7 +25,8 @@ VOLUME_RATIO = 0.10  # of the volume, where that is less than JOURNAL_BYTES
 FREE_BYTES = 512 << 20  # left on the volume, or 5 % of it where that is less: below, nothing is accepted
 FREE_RATIO = 0.05
 _USAGE_AGE_S = 0.5  # the reader deletes segments behind our back: how old a measured size may be
-_WRITE = pa.ipc.IpcWriteOptions(compression="lz4")
+# In the thread that writes: an entry's columns are so small that handing them to others costs more than packing them.
+_WRITE = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 
 class JournalFull(MachineError):

@@ -221,7 +221,7 @@ async def _open(settings: Settings) -> _Process:
     scanner = TraceScanner()
     committer = Committer(journal, receipts, INTAKE_LIMITS.queue_rows, time.time_ns)
     policy = RedactionPolicy(content=settings.content)
-    intake = Intake(committer, receipts, INTAKE_LIMITS, policy, scan=scanner)
+    intake = Intake(committer, receipts, INTAKE_LIMITS, policy, scan=scanner, is_quick=scanner.is_compiled)
     door = Door(settings.data, "receive", extra=local_keys(settings.local_key_sha256))
     grpc_server = GrpcServer(intake, door)
     try:

@@ -148,7 +148,8 @@ async def _message(context: Context, intake: Intake, reads: asyncio.Semaphore) -
     """The one message of the call, within the time for a body."""
     async with reads:
         try:
-            data = await asyncio.wait_for(context.read(), intake.limits.body_s)
+            async with asyncio.timeout(intake.limits.body_s):  # wait_for would make a task of each read
+                data = await context.read()
         except TimeoutError:
             intake.receipts.request("slow")
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request came too slowly")

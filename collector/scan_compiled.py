@@ -26,6 +26,8 @@ _MOST_PARTS = 250_001
 _ROOM_BYTES = 1 << 14  # on top of what a chunk's own bytes give: six times the longest text is looked for ahead
 _JSON_FACTOR = 3  # JSON text over its bytes on the wire, unless it is full of control characters: such spans are odd
 _MAX_UNIX_NS = (1 << 63) - 1
+_STRING, _INT64 = pa.string(), pa.int64()
+_ENDS_32, _ENDS_16 = (np.arange(0, width * _CHUNK_SPANS + 1, width, dtype=np.int32) for width in (32, 16))
 
 
 def scan_traces(body: bytes, received_unix_ns: int) -> Scanned:
@@ -178,7 +180,8 @@ def _scopes(owners: NDArray[np.int64], shared: list[scan.Shared], reader: scan.S
         return iter([pa.array([], pa.string())] * 4)
     first, last = int(owners[0]), int(owners[-1])
     used = shared[first : last + 1]
-    for scope, spans in zip(used, np.bincount(owners - first).tolist(), strict=True):
+    counts = [len(owners)] if first == last else np.bincount(owners - first).tolist()
+    for scope, spans in zip(used, counts, strict=True):
         if scope.flags and spans:
             reader.warn(scope.flags, spans)
     columns = (
@@ -187,42 +190,52 @@ def _scopes(owners: NDArray[np.int64], shared: list[scan.Shared], reader: scan.S
         [scope.resource for scope in used],
         [scan.flags_json(scope.flags) for scope in used],
     )
-    if len(used) == 1:
-        return (pa.repeat(pa.scalar(column[0], pa.string()), len(owners)) for column in columns)
+    if first == last:
+        return (_repeated(column[0], len(owners)) for column in columns)
     which = pa.array(owners - first)
     return (pa.array(column, pa.string()).take(which) for column in columns)
 
 
 def _table(found: Columns, rows: int, scopes: Iterator[pa.Array], received_unix_ns: int) -> pa.Table:
     scope_name, scope_version, resource, flags = scopes
-    numbers = found.numbers
+    numbers = found.numbers[:, :rows].copy()
     columns = [
-        _texts(found.trace_id, np.arange(rows + 1, dtype=np.int32) * 32),
-        _texts(found.span_id, np.arange(rows + 1, dtype=np.int32) * 16),
+        _texts(found.trace_id, _ENDS_32[: rows + 1]),
+        _texts(found.span_id, _ENDS_16[: rows + 1]),
         _present_texts(found.parent, found.parent_ends[: rows + 1]),
-        _texts(found.name, found.name_ends[: rows + 1]),
-        *(pa.array(numbers[i, :rows].copy()) for i in range(4)),
+        _texts(found.name, found.name_ends[: rows + 1].copy()),
+        *(_numbers(numbers[i]) for i in range(4)),
         _present_texts(found.message, found.message_ends[: rows + 1]),
         scope_name,
         scope_version,
         resource,
-        _texts(found.attributes, found.attributes_ends[: rows + 1]),
+        _texts(found.attributes, found.attributes_ends[: rows + 1].copy()),
         _present_texts(found.events, found.events_ends[: rows + 1]),
         _present_texts(found.links, found.links_ends[: rows + 1]),
-        pa.array(numbers[4, :rows].copy()),
+        _numbers(numbers[4]),
         flags,
-        pa.array(np.full(rows, received_unix_ns, np.int64)),
+        _numbers(np.full(rows, received_unix_ns, np.int64)),
     ]
     return pa.Table.from_arrays(columns, schema=SPAN_SCHEMA)
+
+
+def _repeated(text: str | None, rows: int) -> pa.Array:
+    return pa.nulls(rows, _STRING) if text is None else pa.repeat(text, rows)
+
+
+def _numbers(values: NDArray[np.int64]) -> pa.Array:
+    """These values, which nobody changes any more."""
+    return pa.Array.from_buffers(_INT64, len(values), [None, pa.py_buffer(values)], 0)
 
 
 def _texts(
     data: NDArray[np.uint8], ends: NDArray[np.int32], valid: pa.Buffer | None = None, nulls: int = 0
 ) -> pa.Array:
-    whole = pa.allocate_buffer(int(ends[-1]))
-    np.copyto(np.frombuffer(whole, np.uint8), data[: int(ends[-1])])
-    buffers = [valid, pa.py_buffer(ends.copy()), whole]
-    return pa.Array.from_buffers(pa.string(), len(ends) - 1, buffers, nulls)
+    """A copy of the text; the ends are taken as they are, and nobody may change them any more."""
+    size = int(ends[-1])
+    whole = pa.allocate_buffer(size)
+    np.frombuffer(whole, np.uint8)[:] = data[:size]
+    return pa.Array.from_buffers(_STRING, len(ends) - 1, [valid, pa.py_buffer(ends), whole], nulls)
 
 
 def _present_texts(data: NDArray[np.uint8], ends: NDArray[np.int32]) -> pa.Array:
@@ -230,7 +243,7 @@ def _present_texts(data: NDArray[np.uint8], ends: NDArray[np.int32]) -> pa.Array
     present = ends[1:] != ends[:-1]
     filled = int(np.count_nonzero(present))
     if not filled:
-        return pa.nulls(len(present), pa.string())
+        return pa.nulls(len(present), _STRING)
     if filled == len(present):
-        return _texts(data, ends)
-    return _texts(data, ends, pa.py_buffer(np.packbits(present, bitorder="little")), len(present) - filled)
+        return _texts(data, ends.copy())
+    return _texts(data, ends.copy(), pa.py_buffer(np.packbits(present, bitorder="little")), len(present) - filled)

@@ -43,6 +43,9 @@ class TraceScanner:
     def __call__(self, body: bytes, received_unix_ns: int) -> Scanned:
         return self._scan(body, received_unix_ns)
 
+    def is_compiled(self) -> bool:
+        return self._kind == "compiled"
+
     def facts(self) -> dict[str, object]:
         """kind: plain or compiled; reason: why it is the plain one, null for the compiled one."""
         return {"kind": self._kind, "reason": self._reason or None}

@@ -61,6 +61,7 @@ class Store:
         self._tried_at = 0.0
         self._closed = False
         self._readers = Readers()
+        self.requests_stand = 0  # grows with each commit that may have brought or changed a row of `requests`
         self.tending = threading.RLock()  # held by whoever moves or rewrites sealed hours: upkeep, a purge
         self.cold_directory = path.parent.resolve() / "cold"
         self._connection = self._open()
@@ -257,6 +258,7 @@ class Store:
                 self._open_transaction: Transaction | None = transaction
                 yield transaction
                 cursor.execute("COMMIT")
+                self.requests_stand += transaction.names_requests
             except duckdb.FatalException as error:
                 self._die(error)
                 raise self._broken() from error
@@ -343,6 +345,7 @@ class Store:
             with contextlib.suppress(duckdb.Error):
                 self._connection.close()
             self._connection = self._open()
+            self.requests_stand += 1  # what was being committed may stand there or not
             self._dead_because = ""
 
     def _broken(self) -> MachineError:
@@ -368,6 +371,7 @@ class Transaction:
     def __init__(self, cursor: duckdb.DuckDBPyConnection, cold_directory: Path | None = None) -> None:
         self._cursor = cursor
         self._cold_directory = cold_directory
+        self.names_requests = False  # whether a statement that is no question named the rows of requests, hot or cold
 
     @property
     def cold_directory(self) -> Path:
@@ -379,6 +383,7 @@ class Transaction:
         choose_files(self, self.cold_directory, dict.fromkeys(kinds, within))
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> None:
+        self.names_requests = self.names_requests or "requests" in sql or "cold_files" in sql
         self._cursor.execute(sql, list(parameters) or None)
 
     def query(self, sql: str, parameters: Sequence[object] = (), **frames: pl.DataFrame | pa.Table) -> pl.DataFrame:
@@ -390,7 +395,7 @@ class Transaction:
     def run(self, sql: str, parameters: Sequence[object] = (), **frames: pl.DataFrame | pa.Table) -> None:
         """A statement that reads `frames`."""
         with self._registered(frames):
-            self._cursor.execute(sql, list(parameters) or None)
+            self.execute(sql, parameters)
 
     def insert(self, table: str, rows: pl.DataFrame | pa.Table) -> None:
         """Append rows; columns are matched by name, absent ones are NULL."""

@@ -34,6 +34,7 @@ from phasewise.rules.load import Rulebook
 Answer = TypeVar("Answer")
 LOG = logging.getLogger("phasewise.dashboard")
 _KEPT_ANSWERS = 64
+_KEPT_ABSENT, _ABSENT_LENGTH = 1024, 256
 _LOOK_EVERY_S = 0.1
 _LOOK = """
 WITH hot AS (
@@ -117,6 +118,8 @@ class Answers:
     verdicts_told: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: OrderedDict[Hashable, Future[object]] = field(default_factory=OrderedDict)
+    # By id: the stand of the rows when none was known by it.
+    _absent: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _watermark: tuple[int, Watermark] | None = None
     _watermark_lock: threading.Lock = field(default_factory=threading.Lock)
     _health_pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "writer-health"))
@@ -214,7 +217,20 @@ class Answers:
 
     def request(self, identifier: str) -> list[dict[str, object]]:
         """`explain ID`: one object a matching request."""
-        return request_report(self.reader, self.rulebook, identifier)
+        stand = self.store.requests_stand
+        found = request_report(self.reader, self.rulebook, identifier)
+        if not found and len(identifier) <= _ABSENT_LENGTH:
+            with self._lock:
+                self._absent[identifier] = stand
+                self._absent.move_to_end(identifier)
+                while len(self._absent) > _KEPT_ABSENT:
+                    self._absent.popitem(last=False)
+        return found
+
+    def is_absent(self, identifier: str) -> bool:
+        """Whether the same rows were asked for it already, in vain: whoever waits for a request asks again and again, of a store that is
+        busy taking it in."""
+        return self._absent.get(identifier) == self.store.requests_stand and not self.store.broken
 
     def count(self, window: Window, filters: Sequence[Filter] = ()) -> int:
         """Requests that ended in the window; whoever waits for the work at hand can be told."""

@@ -149,7 +149,7 @@ def _takes(*names: str, view: bool = False) -> Any:
     address of a page may hold."""
     known = (*(OWN_KEYS if view else ()), *names)
 
-    def check(request: Request) -> None:
+    async def check(request: Request) -> None:  # a plain function would be handed to a thread, for every request
         for name in request.query_params:
             if name in known or name in _ANYWHERE or name.startswith("var-"):
                 continue
@@ -197,8 +197,8 @@ def _reads(app: FastAPI, answers: Answers) -> None:
         return request_tables.request_list(answers, _view(request), cursor=cursor, limit=limit, display=display)
 
     @app.get("/api/v1/requests/{identifier:path}", dependencies=[_takes()])
-    def one_request(identifier: str) -> Any:
-        found = answers.request(identifier)
+    async def one_request(identifier: str) -> Any:
+        found = [] if answers.is_absent(identifier) else await run_in_threadpool(answers.request, identifier)
         if not found:
             return error_answer(
                 404, f"no request is known as {identifier!r}", "id", "not stored, sampled out, or past retention"

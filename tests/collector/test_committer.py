@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from otlp_messages import RECEIVED_UNIX_NS, span_message, trace_request
 
+from phasewise.collector import committer
 from phasewise.collector.committer import Committer, QueueFull
 from phasewise.collector.journal import JournalFailed, JournalFull, JournalReader, JournalWriter
 from phasewise.collector.receipts import Receipts
@@ -78,6 +81,79 @@ def test_what_piles_up_shares_an_entry_and_keeps_its_order(tmp_path: Path, monke
     bench.close()
     assert bench.names() == ["first", *map(str, range(20))]
     assert len(JournalReader(tmp_path).read(None)) == 2
+
+
+class Held:
+    """The first sync waits until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real, self._entered, self._go = os.fdatasync, threading.Event(), threading.Event()
+        monkeypatch.setattr(os, "fdatasync", self._sync)
+
+    def _sync(self, descriptor: int) -> None:
+        self._entered.set()
+        self._go.wait(10)
+        self._real(descriptor)
+
+    def while_entered(self, work: Callable[[], Future[None]]) -> Future[None]:
+        assert self._entered.wait(10)
+        done = work()
+        self._go.set()
+        return done
+
+
+def batch(name: str) -> pa.Table:
+    return pa.concat_tables([rows(name)] * 300)
+
+
+def entry_sizes(directory: Path) -> list[int]:
+    return [entry.rows.num_rows for entry in JournalReader(directory).read(None)]
+
+
+def test_batches_of_several_senders_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "GATHER_S", 3600.0)
+    bench, held = Bench(tmp_path, queue_rows=10_000), Held(monkeypatch)
+    first = bench.committer.submit("spans", batch("first"))
+    others = [held.while_entered(lambda: bench.committer.submit("spans", batch("second")))]
+    first.result(timeout=10)
+    others += [bench.committer.submit("spans", batch(name)) for name in ("third", "fourth")]
+    assert not any(future.done() for future in others)
+    bench.close()
+    assert all(future.result(timeout=0) is None for future in others)
+    assert entry_sizes(tmp_path) == [300, 900]
+
+
+def test_a_full_entry_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "GATHER_S", 3600.0)
+    monkeypatch.setattr(committer, "_ENTRY_ROWS", 900)
+    bench, held = Bench(tmp_path, queue_rows=10_000), Held(monkeypatch)
+    bench.committer.submit("spans", batch("first"))
+    second = held.while_entered(lambda: bench.committer.submit("spans", batch("second")))
+    bench.committer.submit("spans", batch("third"))
+    bench.committer.submit("spans", batch("fourth")).result(timeout=10)
+    second.result(timeout=10)
+    bench.close()
+    assert entry_sizes(tmp_path) == [300, 900]
+
+
+@pytest.mark.parametrize("size", [1, 300])
+def test_whoever_sends_alone_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(committer, "GATHER_S", 3600.0)
+    bench = Bench(tmp_path)
+    for number in range(4):
+        bench.submit(rows(*[str(number)] * size))
+    bench.close()
+    assert entry_sizes(tmp_path) == [size] * 4
+
+
+def test_single_spans_of_several_senders_wait_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "GATHER_S", 3600.0)
+    bench, held = Bench(tmp_path), Held(monkeypatch)
+    bench.committer.submit("spans", rows("first"))
+    held.while_entered(lambda: bench.committer.submit("spans", rows("second"))).result(timeout=10)
+    bench.submit(rows("third"))
+    bench.close()
+    assert entry_sizes(tmp_path) == [1, 1, 1]
 
 
 def test_a_full_queue_refuses_but_never_an_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

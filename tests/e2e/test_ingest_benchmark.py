@@ -17,7 +17,7 @@ from phasewise.collector.store import Store
 NOW_UNIX_NS = 1_796_000_000_000_000_000
 MEASURED = (
     "scan_spans_per_s durable_spans_per_s indexed_per_cpu_s_8 indexed_per_cpu_s_1 backlog_drain_s ack_p50_ms ack_p99_ms "
-    "visible_p99_s receive_rss_mb store_rss_mb"
+    "visible_p99_s visible_p99_at_half_rate_s receive_rss_mb store_rss_mb"
 ).split()
 PEERS = ("rotel_spans_per_cpu_s", "phoenix_stored_spans_per_cpu_s")
 
