@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import polars as pl
+import pyarrow as pa
 
 from phasewise.collector.cold import Reading
+from phasewise.collector.rollup_histograms import KEYS, PLACE, of_entries, of_rows
 from phasewise.collector.store import Transaction
 from phasewise.collector.tables import GAMMA, ROLLUP_HISTOGRAMS, ROLLUP_SUMS
 from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
 SECOND_NS = 10**9
+TEN_S_NS = 10 * SECOND_NS
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 3600 * SECOND_NS
 # A busy writer rebuilds what no row was written into for so long: most minutes once, when their rows have become final.
@@ -29,6 +32,7 @@ LIVE_ROWS = 5_000
 LEAST_REST_NS = 5 * SECOND_NS
 CHEAP_NS = SECOND_NS  # rebuilding that took longer rests RATIO times as long: a busy hour holds many rows
 RATIO = 20
+_PART_ROWS = 250_000  # of requests whose histograms are counted together
 POSITION = "dirty_rollups"  # among the positions
 
 
@@ -126,18 +130,111 @@ def rebuild(transaction: Transaction, minutes: Collection[int], hours: Collectio
     if cold and minutes:
         transaction.look_back("requests", within=(min(minutes), max(minutes) + MINUTE_NS))
     schema = "whole" if cold else "main"
-    steps = (
-        (10, MINUTE_NS, minutes, _insert(10, MINUTE_NS, schema)),
-        (60, MINUTE_NS, minutes, _merge(60, MINUTE_NS, 10)),
-        (3600, HOUR_NS, hours, _merge(3600, HOUR_NS, 60)),
+    for width_s, span_ns, chosen in ((10, MINUTE_NS, minutes), (60, MINUTE_NS, minutes), (3600, HOUR_NS, hours)):
+        if chosen:
+            starts = sorted(chosen)
+            dirty = _dirty(starts)
+            transaction.run(_DELETE, [width_s, starts[0], starts[-1] + span_ns, span_ns, span_ns], dirty=dirty)
+    for part in _parts(transaction, schema, sorted(minutes)):
+        _insert_sums(transaction, part, MINUTE_NS, _from_rows(schema), _histograms_of_rows(transaction, part, schema))
+        _merge(transaction, part, MINUTE_NS, 60, 10)
+    for hour in sorted(hours):
+        _merge(transaction, [hour], HOUR_NS, 3600, 60)
+
+
+def _parts(transaction: Transaction, schema: str, minutes: list[int]) -> Iterator[list[int]]:
+    """Minutes that hold few enough rows to be looked at together; each alone where it is busy."""
+    if not minutes:
+        return
+    found = transaction.query(
+        f"SELECT finished_unix_ns // {MINUTE_NS} * {MINUTE_NS} AS start_unix_ns, count(*) AS n FROM {schema}.requests "
+        "WHERE finished_unix_ns >= ? AND finished_unix_ns < ? GROUP BY 1",
+        [minutes[0], minutes[-1] + MINUTE_NS],
     )
-    for width_s, span_ns, chosen, insert in steps:
-        if not chosen:
-            continue
-        starts = sorted(chosen)
-        dirty = pl.DataFrame({"start_unix_ns": starts}, schema={"start_unix_ns": pl.Int64})
-        transaction.run(_DELETE, [width_s, starts[0], starts[-1] + span_ns, span_ns, span_ns], dirty=dirty)
-        transaction.run(insert, [starts[0], starts[-1] + span_ns], dirty=dirty)
+    rows = dict(found.iter_rows())
+    part: list[int] = []
+    held = 0
+    for minute in minutes:
+        own = rows.get(minute, 0)
+        if part and held + own > _PART_ROWS:
+            yield part
+            part, held = [], 0
+        if own:
+            part.append(minute)
+            held += own
+    if part:
+        yield part
+
+
+def _histograms_of_rows(transaction: Transaction, minutes: list[int], schema: str) -> pa.Table:
+    """Of the 10 s inside these minutes, which are looked at one after the other where a minute alone holds many rows."""
+    low, high = minutes[0], minutes[-1] + MINUTE_NS
+    step = high - low if len(minutes) > 1 else TEN_S_NS
+    told = f"""
+        SELECT {_group(10)}, {", ".join(_bucket(name) for name in ROLLUP_HISTOGRAMS)}
+        FROM {schema}.requests WHERE {_WITHIN.format(column="finished_unix_ns", span_ns=MINUTE_NS)}"""
+    found = [
+        of_rows(transaction.query(told, [start, start + step], dirty=_dirty(minutes)))
+        for start in range(low, high, step)
+    ]
+    return pa.concat_tables(found)
+
+
+def _merge(transaction: Transaction, starts: list[int], span_ns: int, width_s: int, finer_s: int) -> None:
+    """Rollups from finer ones, whose sums and histograms add up."""
+    bounds = [starts[0], starts[-1] + span_ns]
+    finer = f"""
+        FROM main.rollups f WHERE width_s = {finer_s} AND {_WITHIN.format(column="bucket_unix_ns", span_ns=span_ns)}"""
+    width_ns = width_s * SECOND_NS
+    bucket = f"bucket_unix_ns // {width_ns} * {width_ns} AS bucket_unix_ns"
+    merged = f"{bucket}, {', '.join(KEYS[1:])}"
+    groups = transaction.query(
+        f"SELECT {merged}, count(*) AS n {finer} GROUP BY ALL", bounds, dirty=_dirty(starts)
+    ).with_row_index(PLACE)
+    # A group of one is that one: DuckDB takes long to see that a histogram from outside has no bucket twice.
+    alone = groups.filter(pl.col("n") == 1)
+    transaction.run(
+        f"INSERT INTO rollups BY NAME WITH told AS (SELECT f.* REPLACE ({width_s} AS width_s, {bucket}) {finer}) "
+        f"SELECT t.* FROM told t SEMI JOIN alone g ON {_same('t', 'g')}",
+        bounds,
+        dirty=_dirty(starts),
+        alone=alone,
+    )
+    several = groups.filter(pl.col("n") > 1).drop(PLACE).with_row_index(PLACE)
+    if several.is_empty():
+        return
+    histograms = ", ".join(f"{name}_histogram" for name in ROLLUP_HISTOGRAMS)
+    entries = " UNION ALL ".join(
+        f"SELECT {PLACE}, {number}::UTINYINT AS of, unnest(map_entries({name}_histogram)) AS one FROM placed"
+        for number, name in enumerate(ROLLUP_HISTOGRAMS)
+    )
+    counted = transaction.query(
+        f"""
+        WITH told AS (SELECT {merged}, {histograms} {finer}),
+        placed AS MATERIALIZED (SELECT g.{PLACE}, t.* FROM told t JOIN several g ON {_same("t", "g")})
+        SELECT {PLACE}, of, one.key AS bucket, sum(one.value)::UBIGINT AS n FROM ({entries}) GROUP BY ALL""",
+        bounds,
+        dirty=_dirty(starts),
+        several=several,
+    )
+    sums = f"SELECT {width_s} AS width_s, {merged}, {', '.join(f'sum({n}) AS {n}' for n in _SUMS)} {finer} GROUP BY ALL"
+    _insert_sums(transaction, starts, span_ns, sums, of_entries(several, counted))
+
+
+def _insert_sums(transaction: Transaction, starts: list[int], span_ns: int, sums: str, histograms: pa.Table) -> None:
+    """Write rollups: what `sums` selects, with the histogram of each."""
+    told = ", ".join(f"h.{name}_histogram" for name in ROLLUP_HISTOGRAMS)
+    transaction.run(
+        f"INSERT INTO rollups BY NAME WITH sums AS ({sums}) "
+        f"SELECT s.*, {told} FROM histograms h JOIN sums s ON {_same('s', 'h')}",
+        [starts[0], starts[-1] + span_ns],
+        dirty=_dirty(starts),
+        histograms=histograms,
+    )
+
+
+def _dirty(starts: list[int]) -> pl.DataFrame:
+    return pl.DataFrame({"start_unix_ns": starts}, schema={"start_unix_ns": pl.Int64})
 
 
 def _expired(transaction: Transaction, low_unix_ns: int, high_unix_ns: int) -> set[int]:
@@ -159,17 +256,22 @@ def _nanoseconds(column: str, name: str) -> str:
     return f"sum(CAST(round({column} * 1e9) AS BIGINT)) AS {name}"
 
 
-def _histogram(name: str) -> str:
+def _bucket(name: str) -> str:
     column = f"{name}_s"
-    bucket = f"CASE WHEN {column} > 0 THEN CAST(floor(ln({column}) / ln({GAMMA})) AS INTEGER) ELSE -2000000000 END"
-    return f"histogram({bucket}) FILTER (WHERE {column} IS NOT NULL) AS {name}_histogram"
+    return (
+        f"CASE WHEN {column} > 0 THEN CAST(floor(ln({column}) / ln({GAMMA})) AS INTEGER) "
+        f"WHEN {column} IS NOT NULL THEN -2000000000 END AS {name}"
+    )
+
+
+def _same(left: str, right: str) -> str:
+    return " AND ".join(f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in KEYS)
 
 
 _COLUMNS = ", ".join(
     [
         *(_nanoseconds(f"{name}_s", f"{name}_ns") for name in ROLLUP_SUMS),
         *(_nanoseconds(column, f"{column.removesuffix('_s')}_ns") for column in CAUSE_COLUMNS),
-        *(_histogram(name) for name in ROLLUP_HISTOGRAMS),
     ]
 )
 _COUNTS = ("requests", "input_tokens", "output_tokens", "preemptions")
@@ -178,51 +280,25 @@ _SUMS = [
     *(f"{name}_ns" for name in ROLLUP_SUMS),
     *(f"{name.removesuffix('_s')}_ns" for name in CAUSE_COLUMNS),
 ]
+_WITHIN = "{column} >= ? AND {column} < ? AND {column} // {span_ns} * {span_ns} IN (SELECT start_unix_ns FROM dirty)"
 _DELETE = """
 DELETE FROM rollups WHERE width_s = ? AND bucket_unix_ns >= ? AND bucket_unix_ns < ?
   AND bucket_unix_ns // ? * ? IN (SELECT start_unix_ns FROM dirty)
 """
 
 
-def _insert(width_s: int, span_ns: int, schema: str) -> str:
+def _group(width_s: int) -> str:
     width_ns = width_s * SECOND_NS
-    return f"""
-INSERT INTO rollups BY NAME
-SELECT {width_s} AS width_s, finished_unix_ns // {width_ns} * {width_ns} AS bucket_unix_ns,
+    return f"""finished_unix_ns // {width_ns} * {width_ns} AS bucket_unix_ns,
   CAST(floor(log2(nullif(input_tokens, 0))) AS BIGINT) AS input_log2,
-  CAST(floor(log2(nullif(output_tokens, 0))) AS BIGINT) AS output_log2, model, instance, cause, outcome,
-  count(*) AS requests, sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
-  sum(preemptions) AS preemptions, {_COLUMNS}
-FROM {schema}.requests
-WHERE finished_unix_ns >= ? AND finished_unix_ns < ?
-  AND finished_unix_ns // {span_ns} * {span_ns} IN (SELECT start_unix_ns FROM dirty)
-GROUP BY ALL
-"""
+  CAST(floor(log2(nullif(output_tokens, 0))) AS BIGINT) AS output_log2, model, instance, cause, outcome"""
 
 
-def _merge(width_s: int, span_ns: int, finer_s: int) -> str:
-    """Rollups from finer ones, whose sums and histograms add up."""
-    width_ns = width_s * SECOND_NS
-    keys = "input_log2, output_log2, model, instance, cause, outcome"
-    sums = ", ".join(f"sum({name}) AS {name}" for name in _SUMS)
-    entries = " UNION ALL ".join(
-        f"SELECT place, '{name}' AS of, unnest(map_entries({name}_histogram)) AS one FROM finer"
-        for name in ROLLUP_HISTOGRAMS
-    )
-    told = ", ".join(
-        f"map_from_entries(list(struct_pack(key := bucket, value := n) ORDER BY bucket) FILTER (of = '{name}')) AS {name}_histogram"
-        for name in ROLLUP_HISTOGRAMS
-    )
+def _from_rows(schema: str) -> str:
+    """The 10 s of rows, but for histograms."""
     return f"""
-INSERT INTO rollups BY NAME
-WITH finer AS MATERIALIZED (
-  SELECT * REPLACE (bucket_unix_ns // {width_ns} * {width_ns} AS bucket_unix_ns),
-    dense_rank() OVER (ORDER BY bucket_unix_ns // {width_ns}, {keys}) AS place
-  FROM main.rollups
-  WHERE width_s = {finer_s} AND bucket_unix_ns >= ? AND bucket_unix_ns < ?
-    AND bucket_unix_ns // {span_ns} * {span_ns} IN (SELECT start_unix_ns FROM dirty)),
-counted AS (SELECT place, of, one.key AS bucket, sum(one.value)::UBIGINT AS n FROM ({entries}) GROUP BY ALL),
-histograms AS (SELECT place, {told} FROM counted GROUP BY place),
-summed AS (SELECT {width_s} AS width_s, bucket_unix_ns, {keys}, place, {sums} FROM finer GROUP BY ALL)
-SELECT * EXCLUDE (place) FROM summed LEFT JOIN histograms USING (place)
+SELECT 10 AS width_s, {_group(10)}, count(*) AS requests, sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
+  sum(preemptions) AS preemptions, {_COLUMNS}
+FROM {schema}.requests WHERE {_WITHIN.format(column="finished_unix_ns", span_ns=MINUTE_NS)}
+GROUP BY ALL
 """

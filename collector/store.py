@@ -32,8 +32,8 @@ from phasewise.rules.errors import MachineError, TooHeavy
 
 STORAGE_VERSION = "v1.5.0"  # so that one release back can still read a file made by this one
 CHECKPOINT_THRESHOLD = "256MB"
-THREADS = 2
-MEMORY_LIMIT = "2GB"
+THREADS = 1  # of one statement, which runs in its caller's: most are small, and to hand parts of them around costs more than it saves
+MEMORY_LIMIT = "1GB"
 _CLOSING_S, _CLOSING_STEP_S = 10.0, 0.05
 _REOPEN_AFTER_S = 1.0
 _FEW_ROWS = 100  # in one statement

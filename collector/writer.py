@@ -86,6 +86,7 @@ class Writer:
         )
         self._lock = threading.RLock()
         self._housekept_ns = 0
+        self._archives = False  # whether a closed segment may wait to be archived
         self._idle = False
         self.behind = False  # whether the last pass left something unread
         self._wrote = False
@@ -112,6 +113,8 @@ class Writer:
             self._guarded(self._rollups)
             if self._clock() - self._housekept_ns > HOUSEKEEPING_NS:
                 self._guarded(self._housekeeping)
+            if self._archives:
+                self._guarded(self._archiving)
             self._commits.catch_up()
             return max(settled, attributed)
 
@@ -486,10 +489,13 @@ class Writer:
             prune(transaction)
             if rows.give_up_waiting(self._housekept_ns):
                 self._commit_state(transaction)
+        self._archives = True
+
+    def _archiving(self) -> None:
+        """A segment takes a while: rows that came meanwhile are stored before the next one is cut."""
+        self._archives = False
         if self._memory.position is None:
             return
-        # A segment takes a while: rows that came meanwhile are stored before the next one is cut.
-        if self._archive.cut(self._memory.position, most=1):
-            self._housekept_ns = 0
+        self._archives = self._archive.cut(self._memory.position, most=1) > 0
         open_from = self._store.query("SELECT position FROM positions WHERE name = 'open_from'")
         self._kept.release(Position.parse(open_from["position"].item()))

@@ -239,7 +239,7 @@ def open_data(data: Path, *, create: bool = False) -> Iterator[Local]:
     require_known(stated, rulebook)
     before = os.umask(0o077)  # what is stored belongs to whoever runs this, and to nobody else
     try:
-        store = Store(store_path(data))
+        store = Store(store_path(data), threads=2)  # one question at a time, and some are large
     except BaseException:
         os.umask(before)
         raise

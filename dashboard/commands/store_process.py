@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phasewise.collector.process_memory import keep_memory
 from phasewise.collector.tls import SETTINGS, Tls
 from phasewise.dashboard.commands.configuration import NAME, require_known
 from phasewise.dashboard.commands.connection import make_directory
@@ -39,10 +40,6 @@ IDLE_PAUSE_S = 0.2  # a settled row is promised 2 s after its last span
 PASS_EVERY_S = 0.6
 LONGEST_PAUSE_S = 5.0
 LOG_AGAIN_S = 600.0
-# How the libraries behave here, unless whoever starts the server says otherwise. Polars: the writer's frames are so small that its
-# threads spend more on waking and looking for work than on the work. jemalloc, from which it allocates: pages given back after its
-# half second are taken again, and cleared by the system, in the next pass.
-LIBRARY_SETTINGS = {"POLARS_MAX_THREADS": "1", "_RJEM_MALLOC_CONF": "dirty_decay_ms:5000"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +67,6 @@ class StoreSettings:
         told: dict[str, Any] = json.loads(text)
         told |= {"data": Path(told["data"]), "scrape": tuple(told.get("scrape", ()))}
         return cls(**told)
-
-
-def set_up_libraries() -> None:
-    """LIBRARY_SETTINGS, which a library reads when it is loaded: to be called before anything loads one."""
-    for name, value in LIBRARY_SETTINGS.items():
-        os.environ.setdefault(name, value)
 
 
 def pause_after(changes: int, behind: bool, spent_s: float) -> float:
@@ -276,6 +267,7 @@ class StoreService:
 
 def main(argument: str) -> int:
     """The process; returns its exit code."""
+    keep_memory()
     log_to_stderr("%(asctime)s %(levelname)s %(name)s %(message)s")
     for chatty in ("httpx", "httpcore"):  # a line for every scrape otherwise
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -283,7 +275,6 @@ def main(argument: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
     os.umask(0o077)
-    set_up_libraries()
     service = StoreService(StoreSettings.from_json(argument))
     hang_up = threading.Event()
     signal.signal(signal.SIGHUP, lambda *_: hang_up.set())

@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import benchmarks.store_memory  # noqa: F401 - before what it speaks of
 import duckdb
 import numpy as np
 import polars as pl

@@ -6,12 +6,14 @@ import random
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from phasewise.collector import rollups
 from phasewise.collector.attribution import typed
 from phasewise.collector.rollups import HOUR_NS, MINUTE_NS
 from phasewise.collector.store import Store, Transaction
-from phasewise.collector.tables import ROLLUP_HISTOGRAMS
+from phasewise.collector.tables import GAMMA, ROLLUP_HISTOGRAMS, ROLLUP_SUMS
+from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
 HOUR = 1_796_000_000 * 10**9 // HOUR_NS * HOUR_NS
 _TEXTS = ", ".join(f"CAST({name}_histogram AS VARCHAR) AS {name}_histogram" for name in ROLLUP_HISTOGRAMS)
@@ -43,23 +45,46 @@ def rows(count: int) -> pl.DataFrame:
     return typed(pl.DataFrame(made, infer_schema_length=None))
 
 
+def counted(width_s: int) -> str:
+    """The rollups of one width, each from the rows themselves."""
+    width_ns = width_s * 10**9
+    names = [*ROLLUP_SUMS, *(column.removesuffix("_s") for column in CAUSE_COLUMNS)]
+    sums = [f"sum(CAST(round({name}_s * 1e9) AS BIGINT)) AS {name}_ns" for name in names]
+    histograms = [
+        f"histogram(CASE WHEN {name}_s > 0 THEN CAST(floor(ln({name}_s) / ln({GAMMA})) AS INTEGER) ELSE -2000000000 END) "
+        f"FILTER (WHERE {name}_s IS NOT NULL) AS {name}_histogram"
+        for name in ROLLUP_HISTOGRAMS
+    ]
+    return f"""
+INSERT INTO rollups BY NAME
+SELECT {width_s} AS width_s, finished_unix_ns // {width_ns} * {width_ns} AS bucket_unix_ns,
+  CAST(floor(log2(nullif(input_tokens, 0))) AS BIGINT) AS input_log2,
+  CAST(floor(log2(nullif(output_tokens, 0))) AS BIGINT) AS output_log2, model, instance, cause, outcome,
+  count(*) AS requests, sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
+  sum(preemptions) AS preemptions, {", ".join([*sums, *histograms])}
+FROM requests GROUP BY ALL
+"""
+
+
 def told(transaction: Transaction, width_s: int) -> pl.DataFrame:
     return transaction.query(f"SELECT * REPLACE ({_TEXTS}) FROM rollups WHERE width_s = {width_s} ORDER BY ALL")
 
 
-def test_merged_rollups_are_those_of_the_rows(tmp_path: Path) -> None:
-    found = rows(3000)
+@pytest.mark.parametrize("part_rows", [100, 10**6])
+def test_merged_rollups_are_those_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_rows: int) -> None:
+    """However many minutes are looked at together, and 10 s by 10 s where a minute alone holds many rows."""
+    monkeypatch.setattr(rollups, "_PART_ROWS", part_rows)
+    found = pl.concat([rows(3000), rows(200).with_columns(pl.lit(HOUR + 1).alias("finished_unix_ns"))])
     hours = [HOUR, HOUR + HOUR_NS]
     minutes = [HOUR + minute * MINUTE_NS for minute in range(120)]
     with Store(tmp_path / "p.duckdb", threads=1) as store, store.write() as transaction:
         transaction.insert("requests", found)
         rollups.rebuild(transaction, minutes, hours)
-        for width_s, span_ns, starts in ((60, MINUTE_NS, minutes), (3600, HOUR_NS, hours)):
+        for width_s in (10, 60, 3600):
             merged = told(transaction, width_s)
             assert merged["requests"].sum() == found.height
             transaction.execute(f"DELETE FROM rollups WHERE width_s = {width_s}")
-            dirty = pl.DataFrame({"start_unix_ns": starts})
-            transaction.run(rollups._insert(width_s, span_ns, "main"), [starts[0], starts[-1] + span_ns], dirty=dirty)
+            transaction.execute(counted(width_s))
             assert merged.equals(told(transaction, width_s))
 
 
