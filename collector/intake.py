@@ -107,23 +107,34 @@ class Intake:
         self._clock = clock
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scan")
         self._held_bytes = 0
+        self._expected_bytes = 0  # of requests that begin to come
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._warned_at: OrderedDict[str, float] = OrderedDict()
 
-    def has_room(self, more_bytes: int) -> bool:
-        """Whether a request of so many bytes could be held now; nothing is reserved, since nothing of it has come yet."""
-        return not self._held_bytes or self._held_bytes + more_bytes <= self.limits.queue_bytes
+    def expect(self, whole_bytes: int) -> bool:
+        """Whether a request of so many bytes may come now, which then is sure of its room. Pair with `forget`; what of it has come is
+        reserved, and expected no more."""
+        if not self._fits(whole_bytes, 0):
+            return False
+        self._expected_bytes += whole_bytes
+        return True
+
+    def forget(self, expected_bytes: int) -> None:
+        self._expected_bytes -= expected_bytes
 
     def reserve(self, more_bytes: int, own_bytes: int = 0) -> bool:
         """Whether so many more bytes may be held; own_bytes: what the same request holds already. Pair with `release`."""
-        others = self._held_bytes - own_bytes
-        if others and self._held_bytes + more_bytes > self.limits.queue_bytes:
+        if not self._fits(more_bytes, own_bytes):
             return False
         self._held_bytes += more_bytes
         return True
 
     def release(self, held_bytes: int) -> None:
         self._held_bytes -= held_bytes
+
+    def _fits(self, more_bytes: int, own_bytes: int) -> bool:
+        all_bytes = self._held_bytes + self._expected_bytes
+        return all_bytes == own_bytes or all_bytes + more_bytes <= self.limits.queue_bytes
 
     def refusal(self, reason: str) -> Reply:
         """ "Retry later", counted; the hint is spread so that senders do not all come back at once."""

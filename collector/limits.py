@@ -61,12 +61,15 @@ class IntakeLimits:
     json_bytes: int = 16 * MIB  # parsed JSON takes about ten times its text
     queue_bytes: int = 96 * MIB  # of requests read but not yet durable; one of any size is always let in
     queue_rows: int = 50_000  # scanned rows waiting for the disk
+    expected_s: float = 1.0  # that room is kept for what a request has announced
     body_s: float = 30.0  # for a request's body to arrive
     body_bytes_per_s: float = 1024.0  # slower senders are cut off once `slow_after_s` have passed
     slow_after_s: float = 5.0
     header_s: float = 10.0
     unread_s: float = 30.0  # that a client leaves an answer unread before its connection is closed (Linux)
-    connections: int = 1000  # HTTP requests under way
+    idle_s: float = 12.0  # a gRPC connection without a call; no interval at which exporters are commonly set to send
+    age_s: float = 300.0  # a gRPC connection, which is then asked to be made anew
+    connections: int = 1000  # HTTP requests under way, and connections of gRPC
     streams: int = 64  # gRPC calls under way in one connection
     retry_after_s: tuple[int, int] = (1, 2)  # hint to refused senders: Python exporters give up on more than about 8 s
     drain_s: float = 6.0  # after SIGTERM, for requests under way

@@ -3,11 +3,18 @@
 A generated servicer would answer INTERNAL for a whole request with one bad byte in it, so bytes are taken as they come. The
 methods are registered as client-streaming although OTLP's are unary: on the wire one message is one message, and only so can
 a call be refused, or cut off for slowness, before its message has been read into memory.
+
+Timers: gRPC closes a connection that is not set up within 10 s, that had no call for 12 s (one whose headers never end has none, so
+this holds whatever it sends), that acknowledges no ping for 30 s, and, where calls never end, one of 5 minutes and what a body may
+take. A body is cut off by the same rules as over HTTP: after 30 s, or once it is slower than 1 kB/s. An exporter that finds its
+connection closed opens another: it is told which calls were not looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn, cast
 
@@ -19,7 +26,9 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from phasewise.collector.access import ANYBODY, Caller, Door, Refused
+from phasewise.collector.arrivals import Arrivals
 from phasewise.collector.intake import Body, Intake, Reply
+from phasewise.collector.limits import IntakeLimits
 from phasewise.collector.otlp_json import Signal
 from phasewise.collector.receiver_http import partial_success
 from phasewise.collector.tls import Tls
@@ -29,7 +38,9 @@ _METHODS: dict[str, Signal] = {
     "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export": "metrics",
     "/opentelemetry.proto.collector.logs.v1.LogsService/Export": "logs",
 }
-_READS = 32  # messages being read at once: each may take the size limit while it arrives
+_READS = 32  # messages that come at once being read at once
+_AT_ONCE_S = 0.1  # a message that takes longer makes room for others
+_LOOK_EVERY_S = 0.5  # at what came of it meanwhile
 _RESPONSE_BYTES = 4 << 20
 _CODES = {
     "missing": grpc.StatusCode.UNAUTHENTICATED,
@@ -45,24 +56,18 @@ class GrpcServer:
     """The gRPC server on the running event loop. `bind` tells the port, or raises RuntimeError."""
 
     def __init__(self, intake: Intake, door: Door | None = None) -> None:
-        limits = intake.limits
         self._next: grpc.ServerCertificateConfiguration | None = None
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", limits.request_bytes),  # over it: RESOURCE_EXHAUSTED, no RetryInfo
-                ("grpc.max_send_message_length", _RESPONSE_BYTES),
-                ("grpc.max_concurrent_streams", limits.streams),
-                ("grpc.so_reuseport", 0),  # else a second process on this port would silently take half the traffic
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            ]
-        )
-        self._server.add_generic_rpc_handlers([_Handlers(intake, door)])
+        self._server = grpc.aio.server(options=_options(intake.limits))
+        self._reads = _Reads(intake)
+        self._server.add_generic_rpc_handlers([_Handlers(intake, self._reads, door)])
 
     def bind(self, address: str, tls: Tls | None = None) -> int:
         if tls is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, self._certificates(tls))
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, self._certificates(tls))
+        self._reads.arrivals = Arrivals(port)
+        return port
 
     def renew(self, tls: Tls) -> None:
         """Another certificate for connections from now on."""
@@ -84,14 +89,37 @@ class GrpcServer:
         await self._server.stop(within_s)
 
 
+def _options(limits: IntakeLimits) -> list[tuple[str, int]]:
+    seconds = {
+        "grpc.server_handshake_timeout_ms": limits.header_s,
+        "grpc.http2.settings_timeout": limits.header_s,  # for the acknowledgement of ours
+        "grpc.max_connection_idle_ms": limits.idle_s,
+        "grpc.max_connection_age_ms": limits.age_s,
+        "grpc.max_connection_age_grace_ms": limits.body_s + limits.header_s,
+        # Together what a client may leave unread.
+        "grpc.keepalive_time_ms": limits.unread_s * 2 / 3,
+        "grpc.keepalive_timeout_ms": limits.unread_s / 3,
+        "grpc.http2.min_recv_ping_interval_without_data_ms": 10.0,
+    }
+    return [
+        ("grpc.max_receive_message_length", limits.request_bytes),  # over it: RESOURCE_EXHAUSTED, no RetryInfo
+        ("grpc.max_send_message_length", _RESPONSE_BYTES),
+        ("grpc.max_concurrent_streams", limits.streams),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.so_reuseport", 0),  # else a second process on this port would silently take half the traffic
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # else only the first of ours would be sent
+        *((name, round(value * 1000)) for name, value in seconds.items()),
+    ]
+
+
 def _pair(tls: Tls) -> grpc.ServerCertificateConfiguration:
     roots = tls.client_ca.read_bytes() if tls.client_ca else None
     return grpc.ssl_server_certificate_configuration([(tls.key.read_bytes(), tls.cert.read_bytes())], roots)
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    def __init__(self, intake: Intake, door: Door | None) -> None:
-        reads = asyncio.Semaphore(_READS)
+    def __init__(self, intake: Intake, reads: _Reads, door: Door | None) -> None:
         self._receipts = intake.receipts
         self._handlers = {
             method: grpc.stream_unary_rpc_method_handler(_export(signal, intake, reads, door))
@@ -105,12 +133,12 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return found
 
 
-def _export(signal: Signal, intake: Intake, reads: asyncio.Semaphore, door: Door | None) -> Callable[..., Any]:
+def _export(signal: Signal, intake: Intake, reads: _Reads, door: Door | None) -> Callable[..., Any]:
     async def export(_: AsyncIterator[bytes], context: Context) -> bytes:
         caller = await _admitted(door, context, intake) if door else ANYBODY
         if intake.draining:
             await _abort(context, intake.refusal("draining"))
-        data = await _message(context, intake, reads)
+        data = await reads.message(context)
         size = len(data)
         if door:
             door.sent(caller, size)
@@ -144,19 +172,72 @@ async def _admitted(door: Door, context: Context, intake: Intake) -> Caller:
     return found
 
 
-async def _message(context: Context, intake: Intake, reads: asyncio.Semaphore) -> bytes:
-    """The one message of the call, within the time for a body."""
-    async with reads:
+class _Reads:
+    """Messages that are being read. Each may take the size limit while it arrives, so few are at once; what takes longer gives its
+    place away, so that slow clients hold nobody up, and from then on what has come counts as held, as over HTTP."""
+
+    def __init__(self, intake: Intake) -> None:
+        self.arrivals: Arrivals | None = None
+        self._intake = intake
+        self._places = asyncio.Semaphore(_READS)
+        self._late: Counter[str] = Counter()  # by peer: what comes on its connection is for all of them
+
+    async def message(self, context: Context) -> bytes:
+        """The one message of a call. Ends the call where it comes too slowly, is too much to hold, or is none."""
+        await self._places.acquire()
+        read = asyncio.ensure_future(context.read())
         try:
-            async with asyncio.timeout(intake.limits.body_s):  # wait_for would make a task of each read
-                data = await context.read()
-        except TimeoutError:
-            intake.receipts.request("slow")
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request came too slowly")
-    if not isinstance(data, bytes):  # the end of the call: cancelled, over the size limit, or without a message
-        intake.receipts.request("unread")
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
-    return data
+            try:
+                await asyncio.wait({read}, timeout=_AT_ONCE_S)
+            finally:
+                self._places.release()
+            if not read.done():
+                await self._patiently(context, read)
+        except asyncio.CancelledError:  # its sender went, or it is over the size limit
+            self._intake.receipts.request("unread")
+            raise
+        finally:
+            read.cancel()
+        data = read.result()
+        if not isinstance(data, bytes):  # the end of the call, without a message
+            self._intake.receipts.request("unread")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        return data
+
+    async def _patiently(self, context: Context, read: asyncio.Future[Any]) -> None:
+        """Until it is read, within the time and above the rate for a body."""
+        limits, peer, started = self._intake.limits, context.peer(), time.monotonic()
+        before = last = self._received_bytes(peer)
+        held = 0
+        self._late[peer] += 1
+        try:
+            while not read.done():
+                await asyncio.wait({read}, timeout=_LOOK_EVERY_S)
+                if read.done():
+                    return
+                spent_s = time.monotonic() - started
+                came = self._received_bytes(peer)
+                slow = spent_s > limits.body_s
+                if came is None or before is None or last is None:
+                    more = limits.request_bytes - held  # not known: all that it may take
+                else:
+                    more = (came - last) // self._late[peer]
+                    slow |= spent_s > limits.slow_after_s and came - before < spent_s * limits.body_bytes_per_s
+                last = came
+                if slow:
+                    self._intake.receipts.request("slow")
+                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request came too slowly")
+                if not self._intake.reserve(more, held):
+                    await _abort(context, self._intake.refusal("queue_full"))
+                held += more
+        finally:
+            self._intake.release(held)
+            self._late[peer] -= 1
+            if not self._late[peer]:
+                del self._late[peer]
+
+    def _received_bytes(self, peer: str) -> int | None:
+        return self.arrivals.received_bytes(peer) if self.arrivals else None
 
 
 async def _abort(context: Context, reply: Reply) -> NoReturn:

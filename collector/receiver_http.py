@@ -160,7 +160,7 @@ class HttpFront:
         limit = self._limits.request_bytes
         if declared.isdecimal() and int(declared) > limit:
             raise _too_large(limit)
-        if declared.isdecimal() and not self._intake.has_room(int(declared)):
+        if declared.isdecimal() and not held.expect(int(declared)):
             raise self._full()  # unread: under overload the most of what comes is refused, and must cost little
         parts: list[bytes] = []
         total = 0
@@ -198,21 +198,41 @@ class HttpFront:
 
 
 class _Held:
-    """Bytes one request holds of the intake's budget."""
+    """Bytes one request holds of the intake's budget: those that have come, and for a moment those that are to come, since what is
+    refused half read was read in vain. Who does not send them at once is not waited for."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._bytes = 0
+        self._expected_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, whole_bytes: int) -> bool:
+        if not self._intake.expect(whole_bytes):
+            return False
+        self._expected_bytes = whole_bytes
+        self._timer = asyncio.get_running_loop().call_later(self._intake.limits.expected_s, self._forget)
+        return True
 
     def more(self, count: int) -> bool:
-        if not self._intake.reserve(count, self._bytes):
+        expected = min(count, self._expected_bytes)
+        self._intake.forget(expected)
+        self._expected_bytes -= expected
+        if not self._intake.reserve(count, self._bytes + self._expected_bytes):
             return False
         self._bytes += count
         return True
 
     def release(self) -> None:
+        self._forget()
         self._intake.release(self._bytes)
         self._bytes = 0
+
+    def _forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._intake.forget(self._expected_bytes)
+        self._expected_bytes = 0
 
 
 class HttpServer:

@@ -73,6 +73,12 @@ def _stored(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:
             named=named.select("request_key"),
         )
         candidates = pl.concat([candidates, moved]).unique()
+    if candidates.height > made.height:  # many rows of one moment: whole ones would be read in vain
+        candidates = transaction.query(
+            "SELECT r.rowid AS row FROM requests r SEMI JOIN candidates c ON r.rowid = c.row SEMI JOIN made m ON r.request_key = m.request_key",
+            candidates=candidates,
+            made=made.select("request_key"),
+        )
     if candidates.is_empty():
         return typed(made.clear())
     found = transaction.query(

@@ -35,7 +35,7 @@ CHECKPOINT_THRESHOLD = "256MB"
 THREADS = 1  # of one statement, which runs in its caller's: most are small, and to hand parts of them around costs more than it saves
 MEMORY_LIMIT = "1GB"
 _CLOSING_S, _CLOSING_STEP_S = 10.0, 0.05
-_REOPEN_AFTER_S = 1.0
+_REOPEN_EVERY_S = 2.0  # on a disk that fails for good; a fault that passes costs one opening, at once
 _FEW_ROWS = 100  # in one statement
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*$")
 
@@ -58,7 +58,8 @@ class Store:
         self._write_lock = threading.RLock()
         self._state_lock = threading.Lock()
         self._dead_because = ""
-        self._tried_at = 0.0
+        self._reopened_at = float("-inf")
+        self.checkpoint_error = ""  # why the log could not be moved into the file the last time; it grows meanwhile
         self._closed = False
         self._readers = Readers()
         self.requests_stand = 0  # grows with each commit that may have brought or changed a row of `requests`
@@ -124,7 +125,7 @@ class Store:
 
         The writer goes on meanwhile. Deleted rows leave no byte in the copy.
         """
-        cursor = self._cursor()
+        cursor, connection = self._cursor()
         escaped = str(path).replace("'", "''")
         try:
             cursor.execute(f"ATTACH '{escaped}' AS copied (STORAGE_VERSION '{STORAGE_VERSION}')")
@@ -144,7 +145,7 @@ class Store:
                 cursor.execute("USE phasewise")
                 cursor.execute("DETACH copied")
         except duckdb.FatalException as error:
-            self._die(error)
+            self._die(error, connection)
             raise self._broken() from error
         except duckdb.Error as error:
             raise MachineError(f"{path}: the store cannot be copied: {str(error).splitlines()[0]}") from error
@@ -190,7 +191,7 @@ class Store:
             "SELECT table_name FROM duckdb_tables() WHERE database_name = 'phasewise' AND schema_name = 'main'"
         )
         for table in found["table_name"]:
-            cursor = self._cursor()
+            cursor, _ = self._cursor()
             try:
                 cursor.execute(f'SELECT bit_xor(hash(t)) FROM main."{table}" t').fetchall()
             except duckdb.Error as error:
@@ -214,7 +215,7 @@ class Store:
             return self._query(sql, parameters, patience)
 
     def _query(self, sql: str, parameters: Sequence[object], patience: Patience | None = None) -> pl.DataFrame:
-        cursor, connection = self._cursor(), self._connection
+        cursor, connection = self._cursor()
         try:
             with self._readers.watched(_Running(cursor), patience) if patience else contextlib.nullcontext():
                 cursor.execute("BEGIN TRANSACTION")  # cold files and hot rows of one moment
@@ -222,14 +223,16 @@ class Store:
                     cursor.execute(f"USE phasewise.{SCHEMA}")
                 relation = cursor.sql(sql, params=list(parameters) or None)
                 return _plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
-        except duckdb.InterruptException:
+        except duckdb.InterruptException as error:
+            if self._dead_because or connection is not self._connection:
+                raise self._broken() from error
             if patience:
                 patience.check()
             raise
         except duckdb.OutOfMemoryException as error:  # of memory, or of the room that temporary files may take
             raise TooHeavy from error
         except duckdb.FatalException as error:
-            self._die(error)
+            self._die(error, connection)
             raise self._broken() from error
         except duckdb.ConnectionException as error:
             if self._dead_because or connection is not self._connection:  # closed, or opened again, while this one ran
@@ -251,7 +254,7 @@ class Store:
             if outer is not None:
                 yield outer
                 return
-            cursor = self._cursor()
+            cursor, connection = self._cursor()
             transaction = Transaction(cursor, self.cold_directory)
             try:
                 cursor.execute("BEGIN TRANSACTION")
@@ -260,7 +263,7 @@ class Store:
                 cursor.execute("COMMIT")
                 self.requests_stand += transaction.names_requests
             except duckdb.FatalException as error:
-                self._die(error)
+                self._die(error, connection)
                 raise self._broken() from error
             except BaseException:
                 with contextlib.suppress(duckdb.Error):
@@ -273,14 +276,17 @@ class Store:
     def checkpoint(self) -> bool:
         """Move the write-ahead log into the file; for idle moments. False where a reader or the disk did not let it."""
         with self._write_lock:
-            cursor = self._cursor()
+            cursor, connection = self._cursor()
             try:
                 cursor.execute("CHECKPOINT")
+                self.checkpoint_error = ""
                 return True
             except duckdb.TransactionException:
                 return False  # a reader is open: the next idle moment will do
-            except duckdb.FatalException as error:
-                self._die(error)
+            except duckdb.Error as error:
+                if isinstance(error, duckdb.FatalException):
+                    self._die(error, connection)
+                self.checkpoint_error = f"{self.path}: its log cannot be moved into it: {str(error).splitlines()[0]}"
                 return False
             finally:
                 cursor.close()
@@ -303,7 +309,7 @@ class Store:
             broken = bool(self._dead_because)
             self._closed = True
             self._dead_because = "it was closed"
-            self._tried_at = float("inf")  # never opened again
+            self._reopened_at = float("inf")  # never opened again
         self._readers.close()
         with self._write_lock, contextlib.suppress(duckdb.Error):
             self._connection.close()
@@ -316,35 +322,40 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _cursor(self) -> duckdb.DuckDBPyConnection:
+    def _cursor(self) -> tuple[duckdb.DuckDBPyConnection, duckdb.DuckDBPyConnection]:
+        """A cursor, and the connection it is of."""
         if self._dead_because:
             self._revive()
+        connection = self._connection
         try:
-            cursor = self._connection.cursor()
+            cursor = connection.cursor()
             cursor.execute("USE phasewise")
         except duckdb.Error as error:
-            self._die(error)
+            self._die(error, connection)
             raise self._broken() from error
-        return cursor
+        return cursor, connection
 
-    def _die(self, error: duckdb.Error) -> None:
+    def _die(self, error: duckdb.Error, connection: duckdb.DuckDBPyConnection) -> None:
+        """connection: where it came from; what one that was given up still has to say is no news."""
         with self._state_lock:
-            if self._closed:
+            if self._closed or connection is not self._connection:
                 return
             self._dead_because = str(error).splitlines()[0]
-            self._tried_at = time.monotonic()
 
     def _revive(self) -> None:
-        """Close and open again, at most once a second."""
+        """Close and open again: at once, or two seconds after the last time."""
         with self._state_lock:
             if not self._dead_because:
                 return
-            if time.monotonic() - self._tried_at < _REOPEN_AFTER_S:
+            if time.monotonic() - self._reopened_at < _REOPEN_EVERY_S:
                 raise self._broken()
-            self._tried_at = time.monotonic()
+            self._readers.stop()  # what still runs keeps the file open, and could not be answered any more
             with contextlib.suppress(duckdb.Error):
                 self._connection.close()
-            self._connection = self._open()
+            try:
+                self._connection = self._open()
+            finally:
+                self._reopened_at = time.monotonic()
             self.requests_stand += 1  # what was being committed may stand there or not
             self._dead_because = ""
 

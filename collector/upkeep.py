@@ -77,12 +77,12 @@ class Upkeep:
         self._checkpoint(moved > 0)
 
     def _checkpoint(self, at_once: bool) -> None:
-        """Where rows were moved, and in idle rounds. Under load it would take the writer's time for rows that change once more soon:
-        then the store does it by itself when its log has become long."""
+        """Where rows were moved, in idle rounds, and where the last one failed. Under load it would take the writer's time for rows that
+        change once more soon: then the store does it by itself when its log has become long."""
         log_bytes = self._store.log_bytes
         grown_bytes = log_bytes - self._log_bytes
         idle = not grown_bytes or (grown_bytes < LULL_BYTES and log_bytes > LONG_LOG_BYTES)
-        if at_once or (log_bytes and idle):
+        if at_once or self._store.checkpoint_error or (log_bytes and idle):
             self._store.checkpoint()
         self._log_bytes = self._store.log_bytes
 

@@ -345,7 +345,12 @@ class Answers:
             (t for t in (mark.newest_received_unix_ns, mark.newest_sample_unix_ns, mark.newest_finished_unix_ns) if t),
             default=None,
         )
-        problem = self.store.broken or writer.get("write_error") or writer.get("attribution_error")
+        problem = (
+            self.store.broken
+            or writer.get("write_error")
+            or self.store.checkpoint_error
+            or writer.get("attribution_error")
+        )
         return told | {
             "status": "degraded" if problem else "ok",
             "error": str(problem) if problem else None,

@@ -1,10 +1,12 @@
-"""Clients that send more than the server can take, cheaply: bodies of thousands of spans that are made unique in place, and an account
-of them that holds millions of ids."""
+"""Clients that offer many times what the server can take, cheaply: bodies of thousands of spans that are made unique in place, plain
+sockets, and an account that holds millions of ids. Who was refused sends the head of the request again, and its body where that is not
+refused at once, as the server means it: what is too much is refused unread."""
 
 from __future__ import annotations
 
 import contextlib
-import http.client
+import select
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,9 @@ from phasewise.collector.journal import JournalReader
 from phasewise.collector.store import Store
 
 BODY_SPANS = 2048
+REFUSED_WITHIN_S = 0.2  # that one who comes again waits for the refusal before it sends all it has
 _TEXT = "x" * 1800  # under the limit of a value: a body of 4 MiB, so that few spans are much to hold
+_HEAD = b"POST /v1/traces HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\ncontent-length: %d\r\n\r\n"
 Ids = NDArray[np.uint64]
 
 
@@ -55,13 +59,27 @@ class Template:
             found.append(at)
         return np.array(found)[:, None] + np.arange(len(needles[0]))
 
-    def unique(self, draw: np.random.Generator) -> tuple[bytes, Ids]:
-        """The body with ids that were never sent before, and those of its spans."""
+    def drawn(self, draw: np.random.Generator) -> Content:
+        """What makes a request of its own of it: ids that were never sent before."""
+        return Content(draw.integers(1, 256, (BODY_SPANS, 16), np.uint8), draw.integers(1, 256, (BODY_SPANS, 8), np.uint8))  # fmt: skip
+
+    def filled(self, content: Content) -> bytes:
         body = self.data.copy()
-        body[self._traces] = draw.integers(1, 256, (BODY_SPANS, 16), np.uint8)
-        ids = draw.integers(1, 256, (BODY_SPANS, 8), np.uint8)
-        body[self._spans] = ids
-        return body.tobytes(), ids.view(">u8").ravel().astype(np.uint64)
+        body[self._traces] = content.traces
+        body[self._spans] = content.spans
+        return body.tobytes()
+
+
+@dataclass(frozen=True)
+class Content:
+    """The ids of a request, byte by byte: all that is kept of one that waits to be sent again."""
+
+    traces: NDArray[np.uint8]
+    spans: NDArray[np.uint8]
+
+    @property
+    def ids(self) -> Ids:
+        return self.spans.view(">u8").ravel().astype(np.uint64)
 
 
 @dataclass
@@ -101,7 +119,7 @@ class Crowd:
         self._template = Template()
         self.body_bytes = len(self._template.data)
         self._draws = [np.random.default_rng((seed, number)) for number in range(connections)]
-        self._pending: list[tuple[bytes, Ids] | None] = [None] * connections  # refused, to be sent again
+        self._pending: list[Content | None] = [None] * connections  # refused, to be sent again
         self._lock = threading.Lock()
         self.sent: list[Ids] = []
         self.acknowledged: list[Ids] = []
@@ -109,7 +127,7 @@ class Crowd:
     @contextlib.contextmanager
     def sending(self, connections: int, again_s: float, spans_per_s: float | None = None) -> Iterator[Phase]:
         """So many of the connections at once, each the next body after an answer, or in its turn where there is a rate; again_s:
-        until one that was refused comes again, whatever it was told."""
+        from one try of who is refused to the next, whatever it was told."""
         phase, stop = Phase(), threading.Event()
         every_s = BODY_SPANS * connections / spans_per_s if spans_per_s else 0.0
         began = time.monotonic()
@@ -130,32 +148,33 @@ class Crowd:
     def _loop(
         self, number: int, phase: Phase, stop: threading.Event, again_s: float, every_s: float, due_s: float
     ) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60.0)
+        line = _Line(self._port, self._template)
+        refused = False
         while not stop.wait(max(0.0, due_s - time.monotonic())):
-            body, ids = self._pending[number] or self._made(number)
-            self._pending[number] = body, ids
+            content = self._pending[number] = self._pending[number] or self._drawn(number)
             started = time.monotonic()
-            status, hinted = _posted(connection, body)
+            status, hinted = line.post(content, REFUSED_WITHIN_S if refused else 0.0)
+            refused = status in (429, 503)
             with self._lock:
                 if status == 200:
-                    phase.acknowledged += len(ids)
+                    phase.acknowledged += BODY_SPANS
                     phase.acknowledged_s.append(time.monotonic() - started)
-                    self.acknowledged.append(ids)
+                    self.acknowledged.append(content.ids)
                     self._pending[number] = None
                     due_s += every_s
                 else:
-                    phase.refused += status in (429, 503)
-                    phase.unknown += status not in (429, 503)
+                    phase.refused += refused
+                    phase.unknown += not refused
                     phase.hinted += hinted
             if status != 200:
-                stop.wait(again_s)
-        connection.close()
+                stop.wait(started + again_s - time.monotonic())
+        line.close()
 
-    def _made(self, number: int) -> tuple[bytes, Ids]:
-        body, ids = self._template.unique(self._draws[number])
+    def _drawn(self, number: int) -> Content:
+        content = self._template.drawn(self._draws[number])
         with self._lock:
-            self.sent.append(ids)
-        return body, ids
+            self.sent.append(content.ids)
+        return content
 
     def assert_journal(self, data: Path) -> None:
         """Of a receiver without a store: what was acknowledged is in its journal, once."""
@@ -190,17 +209,50 @@ def _numbers(ids: set[str]) -> Ids:
     return np.array([int(one, 16) for one in ids], np.uint64)
 
 
-def _posted(connection: http.client.HTTPConnection, body: bytes) -> tuple[int, bool]:
-    """The status, 0 without one, and whether it says when to come again."""
-    with contextlib.suppress(OSError):  # it may answer before it has read all
-        connection.request("POST", "/v1/traces", body, {"content-type": "application/x-protobuf"})
-    try:
-        answer = connection.getresponse()
-        hinted = answer.headers.get("retry-after") is not None
-        answer.read()
-        if answer.headers.get("connection") == "close":
-            connection.close()
-        return answer.status, hinted
-    except (OSError, http.client.HTTPException):
-        connection.close()
-        return 0, False
+class _Line:
+    """A connection over HTTP that is kept as long as the server keeps it."""
+
+    def __init__(self, port: int, template: Template) -> None:
+        self._port = port
+        self._template = template
+        self._socket: socket.socket | None = None
+
+    def post(self, content: Content, look_s: float) -> tuple[int, bool]:
+        """The status, 0 without one, and whether it says when to come again. look_s: to wait for an answer to the head alone."""
+        try:
+            connection = self._socket = self._socket or socket.create_connection(("127.0.0.1", self._port), 60.0)
+            connection.sendall(_HEAD % len(self._template.data))
+            if not look_s or not select.select([connection], [], [], look_s)[0]:
+                with contextlib.suppress(ConnectionError):  # it may answer before it has read all
+                    connection.sendall(self._template.filled(content))
+            status, headers = self._answer(connection)
+        except (OSError, ValueError):
+            self.close()
+            return 0, False
+        if b"connection: close" in headers:
+            self.close()
+        return status, b"retry-after:" in headers
+
+    def _answer(self, connection: socket.socket) -> tuple[int, bytes]:
+        """Status and headers in lower case; the body is read. Raises ValueError where it ends before."""
+        told = b""
+        while b"\r\n\r\n" not in told:
+            told += _some(connection)
+        headers, _, rest = told.partition(b"\r\n\r\n")
+        headers = headers.lower() + b"\r\n"
+        length = int(headers.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        while len(rest) < length:
+            rest += _some(connection)
+        return int(headers.split(b" ", 2)[1]), headers
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _some(connection: socket.socket) -> bytes:
+    part = connection.recv(1 << 16)
+    if not part:
+        raise ValueError("it was closed before the answer was complete")
+    return part

@@ -112,12 +112,16 @@ def start(
     return Receiving(process, data, ready["otlp_grpc_port"], ready["otlp_http_port"])
 
 
+def warm() -> None:
+    """The cache of compiled code is shared and warm, unless the environment of a process names another: else each would compile."""
+    with contextlib.suppress(NotCompiled):
+        compiled_scan()
+
+
 def launch(
     data: Path, environment: Mapping[str, str] | None = None, program: Sequence[str] = RECEIVER, **settings: Any
 ) -> subprocess.Popen[str]:
-    """The cache of compiled code is shared and warm, unless the environment names another: else each process would compile."""
-    with contextlib.suppress(NotCompiled):
-        compiled_scan()
+    warm()
     given = {"data": str(data), "grpc_port": 0, "http_port": 0, **settings}
     return subprocess.Popen(
         [sys.executable, *program, json.dumps(given)],

@@ -36,11 +36,12 @@ def injecting(calls: str, what: str, when: str) -> list[str]:
 
 @contextmanager
 def faulty(pid: int, calls: str, what: str, when: str, paths: Sequence[Path], log: Path) -> Iterator[None]:
-    """A running process meets it, all its threads, until the end. log: what strace says of these calls and of files opened."""
+    """A running process meets it, all its threads, until the end. log: what strace says of these calls and of files opened, each line
+    with its thread and the second."""
     options = fault(calls, what, when, paths)
     options[options.index(f"trace={calls}")] += ",openat"
     options[options.index(os.devnull)] = str(log)
-    tracer = subprocess.Popen(["strace", "-f", "-qq", *options, "-p", str(pid)])
+    tracer = subprocess.Popen(["strace", "-f", "-qq", "-ttt", *options, "-p", str(pid)])
     try:
         until = time.monotonic() + ATTACHED_S
         while any("TracerPid:\t0\n" in status.read_text() for status in Path(f"/proc/{pid}/task").glob("*/status")):

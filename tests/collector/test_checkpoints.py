@@ -46,3 +46,14 @@ def test_a_long_log_that_hardly_grows_is_moved(tmp_path: Path, monkeypatch: pyte
         write(store, 10)
         keeper.run()
         assert store.log_bytes == 0
+
+
+def test_a_log_that_could_not_be_moved_is_moved_in_the_next_round_also_under_load(tmp_path: Path) -> None:
+    with Store(tmp_path / "phasewise.duckdb", threads=1) as store:
+        keeper = Upkeep(store, tmp_path, Keep())
+        write(store, 10)
+        keeper.run()
+        write(store, 10)
+        store.checkpoint_error = "the disk was full"
+        keeper.run()
+        assert (store.log_bytes, store.checkpoint_error) == (0, "")

@@ -36,6 +36,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from otlp_messages import START_UNIX_NS, captured_bodies, metrics_request, otlp_json, span_message, trace_request
 from receive_process import Receiving, assert_neighbour_is_stored, receiving
 from shared_data import shared_path, shared_root
+from waiting import wait_for
 
 from phasewise.collector.limits import INTAKE_LIMITS, MIB
 
@@ -346,6 +347,22 @@ def test_a_lying_content_length_is_refused_unread(running: Receiving) -> None:
     connection.request("POST", "/v1/traces", None, headers)
     assert connection.getresponse().status == 413
     connection.close()
+
+
+def test_room_is_kept_for_what_was_announced_but_not_for_long(running: Receiving) -> None:
+    whole = bytes(50 * MIB)  # two are more than may wait; none is protobuf
+    head = f"POST /v1/traces HTTP/1.1\r\nhost: x\r\ncontent-type: {PROTOBUF}\r\ncontent-length: {len(whole)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.http_port)) as announced:
+        announced.sendall(head.encode())
+        assert wait_for(lambda: running.post(whole).status == 503, 5.0, 0.0)
+        assert wait_for(lambda: running.post(whole).status == 400, 20.0)
+        announced.sendall(whole)  # late, and welcome all the same
+        assert announced.recv(20).startswith(b"HTTP/1.1 400")
+    with socket.create_connection(("127.0.0.1", running.http_port)) as gone:
+        gone.sendall(head.encode() + whole[: 10 * MIB])
+    assert wait_for(lambda: running.post(whole).status == 400, 20.0)
+    assert running.post(whole).status == 400, "and what was kept for who went is given back"
+    assert_neighbour_is_stored(running)
 
 
 def test_clients_that_disconnect_leave_nothing_behind(running: Receiving) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import polars as pl
 import pytest
+from waiting import until
 
+from phasewise.collector.patience import Patience
 from phasewise.collector.records import Request, columns
 from phasewise.collector.store import Store
 from phasewise.collector.tables import TABLES
@@ -142,17 +145,57 @@ def test_sql_reaches_nothing_outside_the_cold_tier(tmp_path: Path, probe: str) -
         assert sorted(path.name for path in outside.iterdir()) == ["secret.csv"]
 
 
-def test_after_a_fatal_error_the_file_is_opened_again(tmp_path: Path) -> None:
+def test_after_a_fatal_error_the_file_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once after an error that passes; where they go on, no more than once in two seconds."""
+    openings: list[float] = []
+    now_s = 1000.0
+    opened = Store._open
+
+    def counted(store: Store) -> duckdb.DuckDBPyConnection:
+        openings.append(now_s)
+        return opened(store)
+
+    monkeypatch.setattr(Store, "_open", counted)
+    monkeypatch.setattr("phasewise.collector.store.time", SimpleNamespace(monotonic=lambda: now_s))
     with Store(tmp_path / "s.duckdb") as store:
         with store.write() as transaction:
             transaction.insert("counters", counters(1))
-        store._die(duckdb.FatalException("the disk went away"))
+        dead = store._connection
+        store._die(duckdb.FatalException("the disk went away"), dead)
         assert store.broken == "the disk went away"
-        with pytest.raises(MachineError, match="opened again by itself"):
-            store.query("SELECT 1")
-        time.sleep(1.1)
         assert store.query("SELECT value FROM counters")["value"].to_list() == [1]
         assert store.broken == ""
+        store._die(duckdb.FatalException("news of the one before"), dead)
+        assert store.broken == ""
+        for step in range(100):  # ten seconds of a disk that lets the file be opened, and nothing be written
+            now_s = 1000.0 + step / 10
+            with contextlib.suppress(MachineError):
+                store.query("SELECT 1")
+                store._die(duckdb.FatalException("the disk went away"), store._connection)
+        assert openings[1:] == [1000.0, 1002.0, 1004.0, 1006.0, 1008.0]
+        with pytest.raises(MachineError, match="opened again by itself"):
+            store.query("SELECT 1")
+        now_s = 1010.0
+        assert store.query("SELECT value FROM counters")["value"].to_list() == [1]
+
+
+def test_a_question_that_still_runs_does_not_keep_a_broken_file(tmp_path: Path) -> None:
+    ended: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            store.query("SELECT count(*) FROM range(1000000) a, range(1000000) b", patience=Patience(60.0))
+        except Exception as error:
+            ended.append(error)
+
+    with Store(tmp_path / "s.duckdb") as store:
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: store._readers._running)
+        store._die(duckdb.FatalException("the disk went away"), store._connection)
+        assert store.query("SELECT 1").height == 1
+        asking.join(20.0)
+    assert [type(error) for error in ended] == [MachineError]
 
 
 def test_a_closed_store_stays_closed(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_closing_stops_the_readers_and_breaks_no_thread(
 def test_the_watch_outlives_a_cursor_that_was_closed_under_its_query(store: Store) -> None:
     patience = Patience(60)
     patience.cancel()
-    cursor = store._cursor()
+    cursor, _ = store._cursor()
     cursor.close()  # as closing its connection does
     with pytest.raises(duckdb.ConnectionException):
         cursor.interrupt()

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import grpc
 import pytest
-from faulty_receiver import SLOW_S
 from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
@@ -20,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from otlp_messages import span_message, trace_request
 from receive_process import Receiving, receiving
 from shared_data import ROOT
+from waiting import wait_for
 
 from phasewise.collector.access_keys import KeyFile, new_key
 from phasewise.collector.limits import INTAKE_LIMITS, MIB
@@ -201,7 +201,7 @@ def test_the_answer(running: Receiving, row: Row, transport: Transport) -> None:
 
 def test_each_answer_was_counted(running: Receiving) -> None:
     """And F19: both of the spans whose senders went are stored."""
-    time.sleep(SLOW_S)
+    wait_for(lambda: running.counters()["requests"] == EXPECTED)  # the one whose sender went is stored a moment later
     assert running.counters()["requests"] == EXPECTED
     assert sum(row["name"] == "slow" for row in running.stored()) == 2 * EXPECTED["cancelled"]
 

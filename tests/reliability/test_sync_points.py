@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from crash_counts import RECEIVE_POINTS
 from process_tree import cpu_s
-from receive_process import Receiving
+from receive_process import Receiving, warm
 from span_ledger import Ledger, Sender, assert_account, sending
 from system_faults import KILLED, exit_signal, injecting, python, require_injection
 
@@ -24,6 +24,7 @@ SYNCS = ("fdatasync", "fsync", "rename", "sync_file_range", "msync")
 
 
 def traced_receiver(data: Path, front: list[str]) -> Receiving:
+    warm()
     settings = {"data": str(data), "grpc_port": 0, "http_port": 0, "follow_parent": False}
     command = [*front, *python("-m", "phasewise.collector.receiver", json.dumps(settings))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
