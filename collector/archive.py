@@ -62,19 +62,23 @@ class SpanArchive:
 
     def write(self, rows: pa.Table, name: str) -> int:
         """Store rows under `name`, one file an hour of receipt; returns the number of rows. Same name and rows: same files."""
-        return self._write_pieces([rows], name)
+        return sum(self._write_pieces([rows], name))
 
     def cut(self, committed: Position, most: int | None = None) -> int:
         """Archive closed segments that lie wholly before `committed`, the oldest first, at most so many; returns how many."""
-        done = 0
+        return sum(self.cutting(committed, most))
+
+    def cutting(self, committed: Position, most: int | None = None) -> Iterator[bool]:
+        """The same in steps of some hundredths of a second: whether a segment was done with each. One that is left before it was done is
+        begun anew by the next."""
         note = self._read_note()
         for number in range(note.segment + 1, committed.segment)[:most]:
             hours: set[int] = set()
-            self._write_pieces(self._pieces(number, hours), f"segment-{number:08d}")
-            done += 1
+            for _ in self._write_pieces(self._pieces(number, hours), f"segment-{number:08d}"):
+                yield False
             note = _Note(number, {**note.hours, number: sorted(hours)})
             self._write_note(note)
-        return done
+            yield True
 
     def archived_segment(self) -> int:
         """Number of the last archived segment; 0 when none is."""
@@ -85,8 +89,8 @@ class SpanArchive:
         present = set(segment_numbers(self._journal))
         return {number: frozenset(hours) for number, hours in self._read_note().hours.items() if number in present}
 
-    def _pieces(self, number: int, hours: set[int]) -> Iterator[pa.Table]:
-        """The spans of a segment, a piece at a time; `hours` gets those that spans ended in and points are of."""
+    def _pieces(self, number: int, hours: set[int]) -> Iterator[pa.Table | None]:
+        """The spans of a segment, a piece at a time, None while one is read; `hours` gets those that spans ended in and points are of."""
         tables: list[pa.Table] = []
         held_bytes = 0
         for entry in JournalReader(self._journal).segment(number):
@@ -99,6 +103,8 @@ class SpanArchive:
             if held_bytes >= _PIECE_BYTES:
                 piece, tables, held_bytes = pa.concat_tables(tables), [], 0
                 yield piece
+            else:
+                yield None
         if tables:
             yield pa.concat_tables(tables)
 
@@ -117,24 +123,25 @@ class SpanArchive:
         temporary.write_text(json.dumps({"segment": note.segment, "hours": kept}))
         put_in_place(temporary, self.directory / _NOTE)
 
-    def _write_pieces(self, pieces: Iterable[pa.Table], name: str) -> int:
-        """Each piece sorted in itself and behind the one before; returns the number of rows."""
+    def _write_pieces(self, pieces: Iterable[pa.Table | None], name: str) -> Iterator[int]:
+        """Each piece sorted in itself and behind the one before, in small steps: how many rows each wrote."""
         writers: dict[int, pq.ParquetWriter] = {}
-        count = 0
         with contextlib.ExitStack() as opened:
             for piece in pieces:
+                if piece is None:
+                    yield 0
+                    continue
                 # Of many chunks, every gathering of a row group would copy all of them first.
                 rows = piece.combine_chunks()
                 for (hour,), own in _places(rows).group_by("hour", maintain_order=True):
                     if hour not in writers:
                         writers[int(hour)] = opened.enter_context(self._begun(int(hour), name))
-                    count += own.height
                     for group in own["place"].to_frame().iter_slices(_ROW_GROUP):
                         gathered = rows.take(group["place"].to_arrow())
                         writers[int(hour)].write_table(gathered, row_group_size=_ROW_GROUP)
+                        yield group.height
         for hour in writers:
             put_file(self._temporary(hour, name), self._folder(hour) / f"{name}.parquet")
-        return count
 
     def _begun(self, hour: int, name: str) -> pq.ParquetWriter:
         folder = self._folder(hour)

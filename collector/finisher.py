@@ -10,10 +10,12 @@ import polars as pl
 from phasewise.collector.answers import Answers
 from phasewise.collector.attribution import Question
 from phasewise.collector.block_rows import load_blocks, read_blocks
-from phasewise.collector.blocks import BLOCK_ROWS, LATE_AFTER_NS, LATE_BEFORE_NS, Block, concerns
+from phasewise.collector.blocks import LATE_AFTER_NS, LATE_BEFORE_NS, Block, concerns
 from phasewise.collector.registry import Registry
 from phasewise.collector.store import Transaction
 from phasewise.collector.work import NONE, Turn, Work, is_some
+
+PORTION_ROWS = 20_000  # in sight of blocks that are done together: a pass goes on after each
 
 
 class Finisher:
@@ -119,10 +121,10 @@ class Finisher:
 
 
 def _portions_of_blocks(due: Sequence[tuple[str, Block]]) -> Iterator[Sequence[tuple[str, Block]]]:
-    """As many blocks at once as have about the rows of a large one."""
+    """As many blocks at once as have about PORTION_ROWS, a larger one alone."""
     portion, rows = list[tuple[str, Block]](), 0
     for name, block in due:
-        if portion and rows + block.rows > BLOCK_ROWS:
+        if portion and rows + block.rows > PORTION_ROWS:
             yield portion
             portion, rows = [], 0
         portion.append((name, block))

@@ -35,7 +35,7 @@ MANY_ROWS = 100  # of one instance at once: their neighbours, many as well, are 
 FINAL_NS = 20 * 10**9  # least time between two looks for blocks that have ended
 # Rows that took as long as the watermark waits, in a batch that was on its way, reach back into no block that ended before this.
 MARGIN_NS = 30 * 10**9
-TURN_S = 0.5  # no further instance is begun in a pass after that: rows that come meanwhile wait to be stored
+TURN_S = 0.2  # no further instance is begun in a pass after that: rows that come meanwhile wait to be stored
 BEHIND_NS = 2 * 10**9  # while more rows wait to be seen than a pass takes, what is stored waits for its attribution
 TOGETHER = 16  # instances of one look at the clock
 _TARGETS = {

@@ -54,6 +54,10 @@ T = TypeVar("T")
 READ_ENTRIES = 256
 READ_ROWS = 32_768
 HOUSEKEEPING_NS = 5 * 10**9
+ARCHIVE_S = 0.1  # of a pass
+LONG_LOG_BYTES = (
+    64 << 20
+)  # moved into the file in a pause between passes; what the store moves by itself, much longer, holds up a pass
 _REMEDY = "free space on the disk of --data, or see the server's log; what was received waits in the journal and is stored then"
 
 
@@ -86,7 +90,7 @@ class Writer:
         )
         self._lock = threading.RLock()
         self._housekept_ns = 0
-        self._archives = False  # whether a closed segment may wait to be archived
+        self._cutting: Iterator[bool] | None = None  # of closed segments that are being archived
         self._idle = False
         self.behind = False  # whether the last pass left something unread
         self._wrote = False
@@ -113,7 +117,7 @@ class Writer:
             self._guarded(self._rollups)
             if self._clock() - self._housekept_ns > HOUSEKEEPING_NS:
                 self._guarded(self._housekeeping)
-            if self._archives:
+            if self._cutting is not None:
                 self._guarded(self._archiving)
             self._commits.catch_up()
             return max(settled, attributed)
@@ -257,6 +261,7 @@ class Writer:
     def paused(self) -> Iterator[Committed]:
         """Nothing is written inside, and memory is read anew after; gives the state that is committed."""
         with self._lock:
+            self._cutting = None  # whoever asks for this may rewrite what is being archived
             try:
                 yield self._commits.committed
             finally:
@@ -489,13 +494,21 @@ class Writer:
             prune(transaction)
             if rows.give_up_waiting(self._housekept_ns):
                 self._commit_state(transaction)
-        self._archives = True
+        if self._cutting is None and self._memory.position is not None:
+            self._cutting = self._archive.cutting(self._memory.position)
 
     def _archiving(self) -> None:
-        """A segment takes a while: rows that came meanwhile are stored before the next one is cut."""
-        self._archives = False
-        if self._memory.position is None:
-            return
-        self._archives = self._archive.cut(self._memory.position, most=1) > 0
+        """A segment takes a second or more: rows that come meanwhile are stored between its parts."""
+        cutting, self._cutting = self._cutting, None  # what fails is begun anew
+        until_s = time.monotonic() + ARCHIVE_S
+        for is_archived in cutting or ():
+            if is_archived:
+                self._release()
+            if time.monotonic() > until_s:
+                self._cutting = cutting
+                return
+        self._release()
+
+    def _release(self) -> None:
         open_from = self._store.query("SELECT position FROM positions WHERE name = 'open_from'")
         self._kept.release(Position.parse(open_from["position"].item()))

@@ -66,9 +66,9 @@ def test_no_more_rows_are_asked_about_at_once_than_memory_should_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the first pass after a start, which were stored before their attribution, and those that become final."""
-    for module in (refresher, finisher):
-        monkeypatch.setattr(module, "BLOCK_ROWS", 2)
-    monkeypatch.setattr(first_answers, "PORTION_ROWS", 2)
+    monkeypatch.setattr(refresher, "BLOCK_ROWS", 2)
+    for module in (finisher, first_answers):
+        monkeypatch.setattr(module, "PORTION_ROWS", 2)
     asked: list[list[str]] = []
     with bench(tmp_path, attribute=fails_for(set(), asked)) as b:
         sent(b, 0, 0.0)

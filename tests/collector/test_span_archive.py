@@ -102,3 +102,26 @@ def test_a_segment_is_cut_in_pieces_and_the_next_one_later(tmp_path: Path, monke
     assert archive.cut(Position(second.segment + 1, 0), most=1) == 1
     assert archive.cut(Position(second.segment + 1, 0), most=1) == 0
     assert archive.trace(T).num_rows == 1
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_cut_that_is_left_halfway_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+    """And nothing of it is seen before it is done."""
+    monkeypatch.setattr(archive_module, "_PIECE_BYTES", 1)
+    with JournalWriter(tmp_path / "journal") as journal:
+        for received in (1, 2, 3):
+            spans = [engine_span(trace=T, span_id=f"{received * 16 + n:016x}") for n in (1, 2)]
+            last = journal.append("spans", span_table(spans, received_unix_ns=HOUR + received))
+        journal.sync()
+    archive = SpanArchive(tmp_path)
+    until = Position(last.segment + 1, 0)
+    cutting = archive.cutting(until)
+    done = [next(cutting) for _ in range(steps)]
+    del cutting
+    assert (archive.archived_segment() == last.segment) == any(done)
+    assert archive.trace(T).num_rows == 6
+    assert archive.cut(until) == (0 if any(done) else 1)
+    assert list(archive.directory.rglob("*.tmp")) == []
+    (file,) = archive.directory.rglob("*.parquet")
+    assert pq.read_table(file).num_rows == 6
+    assert archive.trace(T).num_rows == 6

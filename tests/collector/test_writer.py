@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from span_tables import at, span_table
-from writing import NOW, Clock, Instant, bench, each, engine_span, give_time, plain_attribute
+from writing import NOW, Bench, Clock, Instant, bench, each, engine_span, give_time, plain_attribute
 
 from phasewise.collector import refresher, rollups
 from phasewise.collector.context import Context
@@ -376,6 +376,34 @@ def test_segments_stay_until_their_hours_are_sealed_and_late_spans_still_find_th
         b.run(1.5)
         row = next(row for row in b.rows() if row["engine"] == "sglang")
         assert (row["queue_s"], row["decode_s"]) == (1.0, 1.0)
+
+
+def test_rows_are_stored_between_the_parts_of_a_segment_that_is_archived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phasewise.collector.writer.ARCHIVE_S", -1.0)  # a part is all that a pass has time for
+    monkeypatch.setattr("phasewise.collector.archive._PIECE_BYTES", 1)
+
+    def archived(b: Bench) -> int:
+        journal = b.writer.health()["journal"]
+        assert isinstance(journal, dict)
+        return int(journal["archived_segment"])
+
+    with bench(tmp_path) as b:
+        for i in range(6):
+            b.receive([engine_span(start_s=float(i), trace=f"{i + 1:032x}")])
+        b.run(1.5)
+        b.journal._begin_segment()
+        seen = []
+        b.clock.forward(6)
+        for i in range(6, 12):
+            b.receive([engine_span(start_s=float(i), trace=f"{i + 1:032x}")])
+            b.writer.step()
+            seen.append((archived(b), len(b.rows())))
+        assert seen == [(0, i) for i in range(7, 13)]
+        for _ in range(4):
+            b.writer.step()
+        assert archived(b) == 1
 
 
 def test_kept_segments_make_room_for_what_is_received(tmp_path: Path) -> None:
