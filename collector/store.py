@@ -261,7 +261,6 @@ class Store:
                 self._open_transaction: Transaction | None = transaction
                 yield transaction
                 cursor.execute("COMMIT")
-                self.requests_stand += transaction.names_requests
             except duckdb.FatalException as error:
                 self._die(error, connection)
                 raise self._broken() from error
@@ -270,6 +269,7 @@ class Store:
                     cursor.execute("ROLLBACK")
                 raise
             finally:
+                self.requests_stand += transaction.names_requests  # a commit that failed may be done all the same
                 self._open_transaction = None
                 cursor.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pytest
 from writing import NOW, Bench, bench, engine_span
@@ -85,3 +86,36 @@ def test_it_is_well_again_without_new_data(full: Bench, monkeypatch: pytest.Monk
     full.writer.step()
     assert full.writer.health()["write_error"] == ""
     assert "metric_points" not in full.writer.health()["counters"]  # type: ignore[operator]
+
+
+class Doubtful(Store):
+    """A store whose commits are done and say that they failed, while `fails` is set."""
+
+    fails = False
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        with super().write() as transaction:
+            yield transaction
+        if self.fails:
+            raise duckdb.OutOfMemoryException("could not allocate what comes after the commit")
+
+
+def test_a_commit_that_says_it_failed_and_was_done_counts_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("writing.Store", Doubtful)
+    with bench(tmp_path) as b:
+        b.receive([engine_span(trace="1" * 32)])
+        b.run()
+        monkeypatch.setattr(Doubtful, "fails", True)
+        b.receive([engine_span(trace=f"{i:032x}") for i in range(2, 7)])
+        for _ in range(3):
+            with pytest.raises(duckdb.OutOfMemoryException):
+                b.run()
+        monkeypatch.setattr(Doubtful, "fails", False)
+        b.run()
+        assert b.writer.health()["counters"] == {"spans": 6, "requests": 6}
+        assert len(b.rows()) == len({row["request_key"] for row in b.rows()}) == 6
+        assert b.writer.health()["write_error"] == ""
+        assert b.writer.health()["losses"] == []
