@@ -215,7 +215,10 @@ class Store:
             return self._query(sql, parameters, patience)
 
     def _query(self, sql: str, parameters: Sequence[object], patience: Patience | None = None) -> pl.DataFrame:
-        cursor, connection = self._cursor()
+        try:
+            cursor, connection = self._cursor()
+        except duckdb.OutOfMemoryException as error:
+            raise TooHeavy from error
         try:
             with self._readers.watched(_Running(cursor), patience) if patience else contextlib.nullcontext():
                 cursor.execute("BEGIN TRANSACTION")  # cold files and hot rows of one moment
@@ -256,10 +259,12 @@ class Store:
                 return
             cursor, connection = self._cursor()
             transaction = Transaction(cursor, self.cold_directory)
+            is_begun = False  # of its commit, which may be done all the same where it fails
             try:
                 cursor.execute("BEGIN TRANSACTION")
                 self._open_transaction: Transaction | None = transaction
                 yield transaction
+                is_begun = True
                 cursor.execute("COMMIT")
             except duckdb.FatalException as error:
                 self._die(error, connection)
@@ -269,14 +274,17 @@ class Store:
                     cursor.execute("ROLLBACK")
                 raise
             finally:
-                self.requests_stand += transaction.names_requests  # a commit that failed may be done all the same
+                self.requests_stand += is_begun and transaction.names_requests
                 self._open_transaction = None
                 cursor.close()
 
     def checkpoint(self) -> bool:
         """Move the write-ahead log into the file; for idle moments. False where a reader or the disk did not let it."""
         with self._write_lock:
-            cursor, connection = self._cursor()
+            try:
+                cursor, connection = self._cursor()
+            except duckdb.OutOfMemoryException:
+                return False
             try:
                 cursor.execute("CHECKPOINT")
                 self.checkpoint_error = ""
@@ -323,13 +331,15 @@ class Store:
         self.close()
 
     def _cursor(self) -> tuple[duckdb.DuckDBPyConnection, duckdb.DuckDBPyConnection]:
-        """A cursor, and the connection it is of."""
+        """A cursor, and the connection it is of. Raises OutOfMemoryException while a question has the last of the memory."""
         if self._dead_because:
             self._revive()
         connection = self._connection
         try:
             cursor = connection.cursor()
             cursor.execute("USE phasewise")
+        except duckdb.OutOfMemoryException:
+            raise
         except duckdb.Error as error:
             self._die(error, connection)
             raise self._broken() from error
