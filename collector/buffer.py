@@ -16,7 +16,7 @@ SETTLE_NS = 10**9
 ROOT_WAIT_NS = 600 * 10**9
 RECENT_NS = 120 * 10**9
 OPEN_SPANS = 1_000_000
-RECENT_SPANS = 300_000
+RECENT_SPANS, RECENT_BYTES = 300_000, 64 << 20
 
 
 def buffered_schema() -> dict[str, pl.DataType | type[pl.DataType]]:
@@ -32,6 +32,10 @@ class _Settled:
 
     newest_unix_ns: int
     spans: pl.DataFrame
+
+    @property
+    def bytes(self) -> int:
+        return int(self.spans.estimated_size())
 
 
 @dataclass(slots=True)
@@ -119,9 +123,10 @@ class TraceBuffer:
         newest = taken["received_unix_ns"].max()
         if isinstance(newest, int):
             self._recent.append(_Settled(newest, taken.tail(RECENT_SPANS)))
-        count = sum(one.spans.height for one in self._recent)
-        while count > RECENT_SPANS:
-            count -= self._recent.pop(0).spans.height
+        count, size = sum(one.spans.height for one in self._recent), sum(one.bytes for one in self._recent)
+        while count > RECENT_SPANS or size > RECENT_BYTES:
+            oldest = self._recent.pop(0)
+            count, size = count - oldest.spans.height, size - oldest.bytes
 
     def _limit_open(self) -> None:
         """Over the limit the oldest spans are let go: their traces come back from the archive when they go on."""

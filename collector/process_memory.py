@@ -13,12 +13,12 @@ import sys
 # Read once, when the library is loaded. Whoever starts the process may say otherwise.
 _VARIABLES = {
     "POLARS_MAX_THREADS": "1",
-    "_RJEM_MALLOC_CONF": "dirty_decay_ms:10000,muzzy_decay_ms:10000",  # of polars: half a second is less than a pass
+    "_RJEM_MALLOC_CONF": "dirty_decay_ms:3000,muzzy_decay_ms:3000",  # of polars: half a second is less than a pass
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 _MIB = 1 << 20
 # Numbers of the C library's mallopt: freed memory at the end of the heap that is kept, the size that is mapped for itself, and heaps.
-_OPTIONS = {-1: 256 * _MIB, -3: 32 * _MIB, -8: 1}
+_OPTIONS = {-1: 32 * _MIB, -3: 32 * _MIB, -8: 1}
 
 
 def keep_memory() -> None:

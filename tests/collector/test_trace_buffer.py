@@ -67,8 +67,9 @@ def test_what_settled_long_ago_is_forgotten() -> None:
     assert kept.missing(named("a", "b")) == ["a"]
 
 
-def test_of_very_many_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RECENT_SPANS", 3)
+@pytest.mark.parametrize("limit", [("RECENT_SPANS", 3), ("RECENT_BYTES", 200)], ids=["spans", "bytes"])
+def test_of_very_many_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch, limit: tuple[str, int]) -> None:
+    monkeypatch.setattr(module, *limit)
     kept = TraceBuffer()
     for trace in ("a", "b", "c"):
         kept.add(spans(trace, trace), named())
