@@ -217,8 +217,3 @@ class Rows:
         hashes, known = self._stack.call_hashes
         own = np.sort(hashes[self._cut][known[self._cut]])
         return bool((own[1:] == own[:-1]).any())
-
-
-def read_rows(frame: pl.DataFrame, targets: Collection[str]) -> Rows:
-    """frame: at least one row of `requests`; targets: keys of those that are asked about."""
-    return Stack([frame]).rows([targets])[0]

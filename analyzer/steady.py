@@ -109,7 +109,7 @@ class _Table:
 
     def __init__(self, count: Callable[[int], tuple[float, ...]], width: int) -> None:
         self._count = count
-        self._kept = np.full((width, 0), np.nan)
+        self._kept = np.full((width, KEPT_COUNTS), np.nan)
 
     def of(self, keys: Ints) -> Floats:
         """[width, one a key]; keys are not negative."""
@@ -118,9 +118,6 @@ class _Table:
         if int(keys.max()) >= KEPT_COUNTS:
             different, place = np.unique(keys, return_inverse=True)
             return np.array([self._count(key) for key in different.tolist()]).T[:, place]
-        if int(keys.max()) >= self._kept.shape[1]:
-            more = np.full((len(self._kept), KEPT_COUNTS - self._kept.shape[1]), np.nan)
-            self._kept = np.concatenate((self._kept, more), axis=1)
         found = self._kept[:, keys]
         unknown = np.isnan(found[0])
         if not unknown.any():

@@ -58,20 +58,21 @@ class Answers:
         final: bool,
     ) -> tuple[int, frozenset[int]]:
         """Attribute stored rows and write what is said anew; the number of rows written, and which questions failed. targets: n (their
-        question), of (its instance), row, request_key, finished_unix_ns; final, where they become final now."""
+        question), row, request_key, finished_unix_ns; final, where they become final now."""
         answers, failed = self.ask(questions)
         if not answers:
             return 0, failed
         if not failed:
             self.last_error = ""
-        told = answers[0].told if len(answers) == 1 else pl.concat([one.told for one in answers], how="diagonal")
-        models = {name: model for one in answers for name, model in one.models.items()}
-        answer = Answer(told if len(answers) == 1 else told.sort("request_key"), models)
+        answer = answers[0]
+        if len(answers) > 1:
+            told = pl.concat([one.told for one in answers], how="diagonal").sort("request_key")
+            answer = Answer(told, pl.concat([one.models for one in answers]))
         targets = targets.filter(~pl.col("n").is_in(list(failed))) if failed else targets
         written = 0
         if final:
             self._say_what_is_left_out(answer, targets)
-            plain = targets.filter(~pl.col("n").is_in(self._changed_before(questions, answer, targets)))
+            plain = targets.filter(~pl.col("n").is_in(self._changed_before(answer, targets)))
             if not plain.is_empty():
                 own = _part(answer, plain) if len(plain) < len(targets) else answer
                 rows = finished(transaction, own, plain)
@@ -87,19 +88,15 @@ class Answers:
             self._counted -= self._counted.intersection(targets["request_key"]) if self._counted else set()
         return written, failed
 
-    def _changed_before(self, questions: Sequence[Question], answer: Answer, targets: pl.DataFrame) -> list[int]:
-        """Questions that concern rows which are final already, were counted before, or may get their model from samples: what is said
-        anew of these has to be compared. All others become final now, each changed by that once."""
-        known = targets.filter(pl.col("final").fill_null(False))["n"]
+    def _changed_before(self, answer: Answer, targets: pl.DataFrame) -> list[int]:
+        """Questions that concern rows which are final already, were counted before, or get their model from samples: what is said anew
+        of these has to be compared. All others become final now, each changed by that once."""
+        known = pl.col("final").fill_null(False)
         if self._counted:
-            counted = targets.filter(pl.col("request_key").is_in(list(self._counted)))["n"]
-            known = pl.concat([known, counted])
-        named = [
-            n
-            for n, one in enumerate(questions)
-            if one.instance in answer.models and one.scope.rows["model"].null_count()
-        ]
-        return sorted({*known, *named})
+            known |= pl.col("request_key").is_in(list(self._counted))
+        if not answer.models.is_empty():
+            known |= pl.col("request_key").is_in(answer.models["request_key"].implode())
+        return targets.filter(known)["n"].unique().to_list()
 
     def _say_what_is_left_out(self, answer: Answer, targets: pl.DataFrame) -> None:
         lacking = left_out(answer, targets)

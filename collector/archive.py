@@ -64,15 +64,11 @@ class SpanArchive:
         """Store rows under `name`, one file an hour of receipt; returns the number of rows. Same name and rows: same files."""
         return sum(self._write_pieces([rows], name))
 
-    def cut(self, committed: Position, most: int | None = None) -> int:
-        """Archive closed segments that lie wholly before `committed`, the oldest first, at most so many; returns how many."""
-        return sum(self.cutting(committed, most))
-
-    def cutting(self, committed: Position, most: int | None = None) -> Iterator[bool]:
-        """The same in steps of some hundredths of a second: whether a segment was done with each. One that is left before it was done is
-        begun anew by the next."""
+    def cut(self, committed: Position) -> Iterator[bool]:
+        """Archives closed segments that lie wholly before `committed`, the oldest first, in steps of some hundredths of a second: whether
+        a segment was done with each. One that is left before it was done is begun anew by the next."""
         note = self._read_note()
-        for number in range(note.segment + 1, committed.segment)[:most]:
+        for number in range(note.segment + 1, committed.segment):
             hours: set[int] = set()
             for _ in self._write_pieces(self._pieces(number, hours), f"segment-{number:08d}"):
                 yield False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -15,6 +15,7 @@ from phasewise.collector.store import Transaction
 
 _KEPT_BY_WRITER = ("request_key", "revision", "final")
 _NO_ROWS = pl.DataFrame(schema=FULL_SCHEMA)
+_NO_MODELS = pl.DataFrame(schema={"request_key": pl.String, "sole": pl.String})
 _NULLS = {name: pl.lit(None, dtype=kind).alias(name) for name, kind in FULL_SCHEMA.items()}
 
 
@@ -37,11 +38,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """told: request_key and the columns attribution sets, in order of the keys; models: by instance, what it takes for the model of
-    targets that name none."""
+    """told: request_key and the columns attribution sets, in order of the keys; models: request_key and `sole`, what is taken for the
+    model of targets that name none."""
 
     told: pl.DataFrame
-    models: Mapping[str, str]
+    models: pl.DataFrame
 
     @property
     def columns(self) -> list[str]:
@@ -62,18 +63,27 @@ def typed(rows: pl.DataFrame) -> pl.DataFrame:
 
 def ask(attribute: Attribute, registry: Registry, questions: Sequence[Question]) -> Answer:
     """What attribution says of some rows of several instances."""
-    models = {one.instance: model for one in questions if (model := one.model) is not None}
-    answer = attribute([_context(registry, one, models.get(one.instance)) for one in questions])
+    models = [_lacking_model(one) for one in questions]
+    answer = attribute([_context(registry, one, lacking) for one, lacking in zip(questions, models, strict=True)])
     names = [name for name in answer.columns if name in FULL_SCHEMA and name not in _KEPT_BY_WRITER]
     told = answer.select("request_key", *(pl.col(name).cast(FULL_SCHEMA[name]) for name in names))
-    return Answer(told.sort("request_key"), models)
+    return Answer(told.sort("request_key"), pl.concat(models))
 
 
-def _context(registry: Registry, asked: Question, model: str | None) -> Context:
+def _lacking_model(asked: Question) -> pl.DataFrame:
+    """Targets that name no model, with that of their replica's samples; of another time they may tell of another model."""
+    rows, model = asked.scope.rows, asked.model
+    if model is None or not rows["model"].null_count():
+        return _NO_MODELS
+    lacking = pl.col("model").is_null() & pl.col("request_key").is_in(asked.targets.implode())
+    return rows.filter(lacking).select("request_key", pl.lit(model).alias("sole"))
+
+
+def _context(registry: Registry, asked: Question, lacking: pl.DataFrame) -> Context:
     scope, name = asked.scope, asked.instance
     return Context(
         instance=name,
-        requests=_with_model(scope.rows, asked.targets, model),
+        requests=scope.rows if lacking.is_empty() else _with_model(scope.rows, lacking),
         samples=scope.samples,
         steps=scope.steps,
         targets=asked.targets,
@@ -90,10 +100,7 @@ def attributed_first(rows: pl.DataFrame, answers: Sequence[Answer]) -> pl.DataFr
     if filled.height > rows.height:  # what is said of a row twice makes no second one
         filled = filled.unique("request_key", keep="first", maintain_order=True)
     others = [] if filled.height == rows.height else [rows.join(told, on="request_key", how="anti")]
-    models = {name: model for answer in answers for name, model in answer.models.items()}
-    if models:
-        sole = pl.col("instance").fill_null("").replace_strict(models, default=None, return_dtype=pl.String)
-        filled = _noting_model(filled, sole)
+    filled = _noting_model(filled, pl.concat([answer.models for answer in answers]))
     filled = filled.with_columns(pl.lit(0, dtype=pl.Int64).alias("revision")).select(list(FULL_SCHEMA))
     return pl.concat([filled, *others])
 
@@ -135,7 +142,7 @@ def _beside(targets: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
 def attributed(
     transaction: Transaction, answer: Answer, targets: pl.DataFrame, final: bool, counted: Collection[str] = ()
 ) -> list[pl.DataFrame]:
-    """Of the targets (of, row, request_key, finished_unix_ns), which are all stored, those whose attribution says something else now:
+    """Of the targets (row, request_key, finished_unix_ns), which are all stored, those whose attribution says something else now:
     their place, key, time and what is to be set in the store, `revision` counted on, `final` if so. A column that is the same for
     all rows of a frame is left out of it; rows that only become final are a frame of their own.
 
@@ -143,8 +150,7 @@ def attributed(
     """
     compared = list(dict.fromkeys([*answer.columns, "model", "provenance", "final"]))
     old = _stored_columns(transaction, targets, [*compared, "revision"])
-    sole = pl.col("of").replace_strict(answer.models, default=None, return_dtype=pl.String)
-    new = (_noting_model(old, sole) if answer.models else old).drop(answer.columns)
+    new = _noting_model(old, answer.models).drop(answer.columns)
     new = new.join(answer.told.unique("request_key"), on="request_key", how="left", maintain_order="left")
     more = pl.lit(1) - pl.col("request_key").is_in(list(counted)).cast(pl.Int64) if counted else pl.lit(1)
     revision = pl.when(pl.col("revision").is_null()).then(pl.lit(0)).otherwise(pl.col("revision") + more)
@@ -163,37 +169,36 @@ def attributed(
     ]
 
 
-def _with_model(rows: pl.DataFrame, keys: pl.Series, sole: str | None) -> pl.DataFrame:
-    """Targets whose span names no model get that of their replica's samples, if those agree on one."""
-    if sole is None or not rows["model"].null_count():
-        return rows
-    lacking = pl.col("model").is_null() & pl.col("request_key").is_in(keys.implode())
-    return rows.with_columns(pl.when(lacking).then(pl.lit(sole)).otherwise("model").alias("model"))
+def _with_model(rows: pl.DataFrame, lacking: pl.DataFrame) -> pl.DataFrame:
+    """Rows, those that lack a model with what is taken for it."""
+    told = rows.join(lacking, on="request_key", how="left", maintain_order="left")
+    return told.with_columns(pl.coalesce("model", "sole").alias("model")).drop("sole")
 
 
-def _noting_model(rows: pl.DataFrame, sole: pl.Expr) -> pl.DataFrame:
+def _noting_model(rows: pl.DataFrame, models: pl.DataFrame) -> pl.DataFrame:
     """The same in what is stored of them, with where the model is from."""
-    if not rows["model"].null_count():
+    if models.is_empty():
         return rows
-    lacking = pl.col("model").is_null() & sole.is_not_null()
+    told = rows.join(models, on="request_key", how="left", maintain_order="left")
+    lacking = pl.col("model").is_null() & pl.col("sole").is_not_null()
     noted = pl.col("provenance").fill_null("{}").str.strip_suffix("}")
     comma = pl.when(noted == "{").then(pl.lit("")).otherwise(pl.lit(","))
     provenance = noted + comma + pl.lit('"model":"inferred:samples"}')
-    return rows.with_columns(
+    return told.with_columns(
         pl.when(lacking).then(provenance).otherwise("provenance").alias("provenance"),
-        pl.when(lacking).then(sole).otherwise("model").alias("model"),
-    )
+        pl.coalesce("model", "sole").alias("model"),
+    ).drop("sole")
 
 
 def _stored_columns(transaction: Transaction, targets: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """Instance, key, time, place in the table (`row`) and some other columns of stored rows (of, row, request_key, finished_unix_ns)."""
+    """Key, time, place in the table (`row`) and some other columns of stored rows (row, request_key, finished_unix_ns)."""
     found = transaction.query(
         f"SELECT rowid AS row, {', '.join(names)} FROM requests r SEMI JOIN wanted w ON r.rowid = w.row "
         "WHERE finished_unix_ns BETWEEN ? AND ?",
         [targets["finished_unix_ns"].min(), targets["finished_unix_ns"].max()],
         wanted=targets.select("row"),
     ).select("row", *(pl.col(name).cast(FULL_SCHEMA[name]) for name in names))
-    own = targets.select("of", "row", "request_key", "finished_unix_ns")
+    own = targets.select("row", "request_key", "finished_unix_ns")
     return own.join(found, on="row", how="inner", maintain_order="left")
 
 

@@ -63,7 +63,7 @@ def load_blocks(
     transaction: Transaction, registry: Registry, blocks: Sequence[tuple[str, Block]]
 ) -> tuple[list[Scope], pl.DataFrame]:
     """What is around each of some instances' blocks, and their rows of these instances: n (which block), of (its instance), row (DuckDB's
-    rowid), request_key, finished_unix_ns, final."""
+    rowid), request_key, arrival_unix_ns, finished_unix_ns, final."""
     told = pl.DataFrame(
         [(n, name, one.look_unix_ns, one.start_unix_ns, one.end_unix_ns) for n, (name, one) in enumerate(blocks)],
         schema={"n": pl.Int64, "context": pl.String, "look": pl.Int64, "start": pl.Int64, "stop": pl.Int64},

@@ -13,9 +13,7 @@ from phasewise.collector.block_rows import load_blocks, read_blocks
 from phasewise.collector.blocks import LATE_AFTER_NS, LATE_BEFORE_NS, Block, concerns
 from phasewise.collector.registry import Registry
 from phasewise.collector.store import Transaction
-from phasewise.collector.work import NONE, Turn, Work, is_some
-
-PORTION_ROWS = 20_000  # in sight of blocks that are done together: a pass goes on after each
+from phasewise.collector.work import NONE, PORTION_ROWS, Turn, Work, is_some
 
 
 class Finisher:
@@ -85,9 +83,8 @@ class Finisher:
         for name, block in blocks:
             self._work[name].failed.begin(block)
         scopes, targets = load_blocks(transaction, self._registry, blocks)
-        keys = {
-            int(n): own["request_key"] for (n,), own in targets.group_by("n")
-        }  # none of some: the rows are those of peers
+        # Of some there are none: their rows are those of peers.
+        keys = {int(n): own["request_key"] for (n,), own in targets.group_by("n")}
         asked = sorted(keys)
         questions = [Question(blocks[n][0], scopes[n], keys[n]) for n in asked]
         if not questions:

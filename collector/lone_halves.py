@@ -48,12 +48,13 @@ def renewed(transaction: Transaction, made: Normalized) -> Normalized:
     )
     if found.is_empty():
         return made
+    again = set(found["request_key"])
     own = halves.join(found, on="request_key", how="semi", maintain_order="left")
     return replace(
         made,
         requests=pl.concat([made.requests, _alone(own).select(made.requests.columns)]),
         supplements=made.supplements.join(found, on="request_key", how="anti", maintain_order="left"),
-        superseded=[key for key in made.superseded if key not in set(found["request_key"])],
+        superseded=[key for key in made.superseded if key not in again],
     )
 
 

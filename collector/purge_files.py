@@ -26,6 +26,9 @@ from phasewise.rules.errors import MachineError
 
 LOG = logging.getLogger(__name__)
 _ROW_GROUP = 4096
+_JUDGED = pa.schema(
+    [("trace_id", pa.string()), ("end_unix_ns", pa.int64())]
+)  # columns of a span that tell whether it goes
 _CHUNK_BYTES = 1 << 20
 Going = Callable[[pa.Array], pa.Array]  # of some trace ids those to be deleted
 
@@ -92,7 +95,8 @@ def _purge_file(path: Path, going: Going, before_unix_ns: int | None) -> int | N
     """How many of its spans went; None where it could not be read, and is gone."""
     try:
         rows = pq.read_table(path, partitioning=None)
-    except (pa.ArrowInvalid, OSError) as error:
+        rows.select(_JUDGED.names).cast(_JUDGED)  # a file whose footer is damaged may have lost these
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         if getattr(error, "errno", None) is not None:  # the disk says so, not what is in the file
             raise MachineError(f"{path}: cannot be read: {error} (see the system's log)") from error
         LOG.error("%s: cannot be read: %s: it is removed, for nobody can tell whose spans are in it", path, error)

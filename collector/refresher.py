@@ -15,7 +15,7 @@ import polars as pl
 
 from phasewise.collector.answers import Answers
 from phasewise.collector.attribution import Question
-from phasewise.collector.blocks import BLOCK_ROWS, LATE_BEFORE_NS, Block, slot_start, span_end, span_start
+from phasewise.collector.blocks import LATE_BEFORE_NS, Block, slot_start, span_end, span_start
 from phasewise.collector.context import Attribute
 from phasewise.collector.counters import Counters
 from phasewise.collector.finisher import Finisher
@@ -28,7 +28,7 @@ from phasewise.collector.rollups import DirtyRollups
 from phasewise.collector.scope import load_near, portions
 from phasewise.collector.store import Store, Transaction
 from phasewise.collector.watermarks import Watermarks
-from phasewise.collector.work import NONE, REST_RATIO, Turn, Work, around, is_some
+from phasewise.collector.work import NONE, PORTION_ROWS, REST_RATIO, Turn, Work, around, is_some
 
 NEIGHBOURS_NS = 500_000_000  # least time between two refreshes of rows already attributed
 MANY_ROWS = 100  # of one instance at once: their neighbours, many as well, are left as they are until they become final
@@ -222,10 +222,9 @@ class Refresher:
 
     def _until(self, instance: str, now_ns: int) -> int:
         """Blocks that end by then are final."""
+        # A peer without a watermark has nothing here but sealed rows.
         peers = [self._watermarks.of(name, now_ns) for name in self._peers(instance)]
-        watermark = min(
-            (one for one in peers if one is not None), default=None
-        )  # others have nothing here but sealed rows
+        watermark = min((one for one in peers if one is not None), default=None)
         if watermark is None:
             return NONE[1]
         if watermark > now_ns:  # nothing is on its way: the block that would go on is whole
@@ -251,10 +250,18 @@ class Refresher:
                 self._touch_final(name, *touched)
         written, done = self._finisher.finish(transaction, turns, now_ns, until_s)
         targets = self._targets(transaction, turns, done)
-        for portion in portions(targets, BLOCK_ROWS):
-            written += self._refresh_rows(transaction, portion, now_ns)
+        left: set[str] = set()
+        for n, portion in enumerate(portions(targets, PORTION_ROWS)):
+            if n and until_s is not None and time.monotonic() > until_s:
+                left.update(portion["of"])  # what was asked for of these is asked for as before
+            else:
+                written += self._refresh_rows(transaction, portion, now_ns)
         for name, turn in turns.items():
             work = self._work[name]
+            if name in left:  # of the touched time its final rows are looked after already
+                if turn.soon and is_some(work.touched):
+                    work.touched = max(work.touched[0], turn.until_unix_ns), work.touched[1]
+                continue
             work.served_ns = now_ns
             if turn.raw:
                 work.raw = NONE

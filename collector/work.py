@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from phasewise.collector.failed_blocks import FailedBlocks
 
 NONE = (2**62, -(2**62))
+PORTION_ROWS = 20_000  # stored rows that are attributed at once: a pass looks at the clock after each portion
 REST_RATIO = 3.0  # attribution rests that many times as long as it took
 
 

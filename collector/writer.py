@@ -55,9 +55,6 @@ READ_ENTRIES = 256
 READ_ROWS = 32_768
 HOUSEKEEPING_NS = 5 * 10**9
 ARCHIVE_S = 0.1  # of a pass
-LONG_LOG_BYTES = (
-    64 << 20
-)  # moved into the file in a pause between passes; what the store moves by itself, much longer, holds up a pass
 _REMEDY = "free space on the disk of --data, or see the server's log; what was received waits in the journal and is stored then"
 
 
@@ -131,12 +128,28 @@ class Writer:
         self,
         samples: pa.Table | pl.DataFrame | Iterable[Exposition],
     ) -> int:
-        """Samples (rows of `engine_samples`, or whole expositions with their settings): joined, and the rows of that time
+        """Samples of an import (rows of `engine_samples`, or whole expositions with their settings): joined, and the rows of that time
         attributed anew when this returns; the number of new samples."""
         found = [] if isinstance(samples, pa.Table | pl.DataFrame) else list(samples)
         frame, known = samples_frame(found or samples)
         with self._lock:
             return self._guarded(lambda: self._add_samples(frame, known, found))
+
+    def add_scrapes(self, found: Iterable[Exposition]) -> int:
+        """What targets and devices say now: the rows of that time are attributed anew by the passes that follow; the number of new
+        samples."""
+        pages = list(found)
+        frame, known = samples_frame(pages)
+
+        def add() -> int:
+            with self._writing() as (transaction, rows):
+                count = rows.write_devices(pages) + rows.write_samples(frame, known)
+                self._commits.add_own_rows(count)
+                self._commit_state(transaction)
+            return count
+
+        with self._lock:
+            return self._guarded(add)
 
     def add_requests(self, rows: pa.Table | pl.DataFrame) -> dict[str, int]:
         """Client records as rows of `requests`: they complete the rows of the calls they saw, or become rows themselves.
@@ -495,20 +508,15 @@ class Writer:
             if rows.give_up_waiting(self._housekept_ns):
                 self._commit_state(transaction)
         if self._cutting is None and self._memory.position is not None:
-            self._cutting = self._archive.cutting(self._memory.position)
+            self._cutting = self._archive.cut(self._memory.position)
 
     def _archiving(self) -> None:
         """A segment takes a second or more: rows that come meanwhile are stored between its parts."""
         cutting, self._cutting = self._cutting, None  # what fails is begun anew
         until_s = time.monotonic() + ARCHIVE_S
-        for is_archived in cutting or ():
-            if is_archived:
-                self._release()
+        for _ in cutting or ():
             if time.monotonic() > until_s:
                 self._cutting = cutting
-                return
-        self._release()
-
-    def _release(self) -> None:
+                break
         open_from = self._store.query("SELECT position FROM positions WHERE name = 'open_from'")
         self._kept.release(Position.parse(open_from["position"].item()))

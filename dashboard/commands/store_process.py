@@ -171,7 +171,7 @@ class StoreService:
             facts = FactReader(lambda: scraper.reached(), rulebook.engines, writer.add_answers, self.clock)
 
             def take(samples: list[Exposition]) -> None:
-                writer.add_samples(samples)
+                writer.add_scrapes(samples)
                 facts.saw(samples)
 
             scraper = Scraper(settings.scrape, rulebook.engines, take, self.clock, jobs=jobs)
@@ -226,7 +226,7 @@ class StoreService:
         nvml, said = open_nvml()
         if nvml is not None:
             LOG.info("reading %s of this machine once a second", said)
-            sampler = NvmlSampler(nvml, writer.add_samples, self.clock)
+            sampler = NvmlSampler(nvml, writer.add_scrapes, self.clock)
             writer.watch_also(sampler.status)
             self._run("nvml", sampler.run)
 

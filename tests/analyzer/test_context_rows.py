@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from step_contexts import Steps, stepped_context, stepped_request
 
 from phasewise.analyzer.attribution import attribute_instance, attribute_instances
-from phasewise.analyzer.context_rows import read_rows
+from phasewise.analyzer.context_rows import Stack
 from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.siblings import siblings_of
 from phasewise.collector.context import Context
@@ -132,7 +132,7 @@ def test_a_target_that_is_no_row_is_not_answered() -> None:
 
 def test_rows_are_in_order_of_their_ends_and_equal_ends_of_their_keys() -> None:
     frame = make_context(busy(30, 6)).requests
-    rows = read_rows(frame.sort("request_key", descending=True), frame["request_key"][::4])
+    (rows,) = Stack([frame.sort("request_key", descending=True)]).rows([frame["request_key"][::4]])
     ordered = frame.sort("finished_unix_ns", "request_key")
     assert rows.series("request_key").equals(ordered["request_key"])
     assert set(rows.series("request_key").gather(rows.places)) == set(frame["request_key"][::4])

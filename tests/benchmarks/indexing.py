@@ -64,7 +64,7 @@ STAGES = {
     "answers for good": ("collector.answers", "finished"),
     "write attribution": ("collector.request_table", "_update"),
     "rollups": ("collector.rollups", "rebuild"),
-    "archive": ("collector.archive", "SpanArchive.cut"),
+    "archive": ("collector.writer", "Writer._archiving"),
 }
 
 

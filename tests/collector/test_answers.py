@@ -66,8 +66,7 @@ def test_no_more_rows_are_asked_about_at_once_than_memory_should_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the first pass after a start, which were stored before their attribution, and those that become final."""
-    monkeypatch.setattr(refresher, "BLOCK_ROWS", 2)
-    for module in (finisher, first_answers):
+    for module in (refresher, finisher, first_answers):
         monkeypatch.setattr(module, "PORTION_ROWS", 2)
     asked: list[list[str]] = []
     with bench(tmp_path, attribute=fails_for(set(), asked)) as b:
@@ -80,6 +79,20 @@ def test_no_more_rows_are_asked_about_at_once_than_memory_should_hold(
         b.run(400)
         assert [row["final"] for row in b.rows()] == [True] * 10
         assert max(len(names) for names in asked) == 2
+
+
+def test_rows_that_a_pass_has_no_time_for_are_attributed_in_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refresher, "PORTION_ROWS", 2)
+    monkeypatch.setattr(refresher, "TURN_S", -1.0)
+    asked: list[list[str]] = []
+    with bench(tmp_path, attribute=fails_for(set(), asked)) as b:
+        sent(b, 0, 0.0)
+        for done in (2, 4, 5, 5):
+            b.writer.step()
+            assert sum(row["primary_class"] is not None for row in b.rows()) == done
+        assert asked[:3] == [["i-0", "i-1"], ["i-2", "i-3"], ["i-4"]]
 
 
 def test_a_fault_of_one_instance_is_none_of_the_others(tmp_path: Path) -> None:

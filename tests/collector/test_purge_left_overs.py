@@ -106,6 +106,20 @@ def test_a_span_file_that_cannot_be_read_goes_whole_and_is_told(both: Bench) -> 
     assert purge(both)["files"] == []
 
 
+@pytest.mark.parametrize("column", ["trace_id", "end_unix_ns"])
+@pytest.mark.parametrize("how", ["lost", "of another type"])
+def test_a_span_file_that_tells_no_more_whose_it_is_goes_whole(both: Bench, column: str, how: str) -> None:
+    """As one may be whose footer is damaged."""
+    both.run(10)
+    (archived,) = (both.folder / "spans").glob("date=*/hour=*/*.parquet")
+    rows = pq.read_table(archived, partitioning=None).drop_columns([column])
+    if how == "of another type":
+        rows = rows.append_column(column, pa.array([["x"]] * rows.num_rows))
+    pq.write_table(rows, archived)
+    assert purge(both)["files"] == [str(archived.relative_to(both.folder))]
+    assert purge(both)["files"] == []
+
+
 def test_a_disk_that_does_not_give_a_span_file_loses_none(both: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     both.run(10)
     (archived,) = (both.folder / "spans").glob("date=*/hour=*/*.parquet")

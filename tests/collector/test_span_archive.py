@@ -30,7 +30,7 @@ def test_a_trace_comes_from_parquet_and_journal_together(tmp_path: Path) -> None
         journal.sync()
         archive = SpanArchive(tmp_path)
         assert archive.trace(T).num_rows == 2
-        assert archive.cut(Position(first.segment + 1, 0)) == 1
+        assert sum(archive.cut(Position(first.segment + 1, 0))) == 1
         assert archive.archived_segment() == first.segment
         found = archive.trace(T)
         assert found.schema == SPAN_SCHEMA
@@ -45,10 +45,10 @@ def test_cutting_twice_gives_the_same_files(tmp_path: Path) -> None:
         last = journal.append("spans", span_table(three(), received_unix_ns=HOUR))
         journal.sync()
     archive = SpanArchive(tmp_path)
-    archive.cut(last)
+    assert sum(archive.cut(last)) == 1
     files = {path: path.read_bytes() for path in archive.directory.rglob("*.parquet")}
     (archive.directory / "archived.json").unlink()
-    archive.cut(last)
+    assert sum(archive.cut(last)) == 1
     assert {path: path.read_bytes() for path in archive.directory.rglob("*.parquet")} == files
     assert archive.traces([T, "f" * 32]).num_rows == 3
 
@@ -88,7 +88,9 @@ def test_a_segment_is_cut_in_pieces_and_the_next_one_later(tmp_path: Path, monke
         second = journal.append("spans", span_table([engine_span(trace=T)], received_unix_ns=HOUR))
         journal.sync()
     archive = SpanArchive(tmp_path)
-    assert archive.cut(Position(second.segment + 1, 0), most=1) == 1
+    for is_done in archive.cut(Position(second.segment + 1, 0)):
+        if is_done:
+            break
     assert archive.archived_segment() == second.segment - 1
     (file,) = archive.directory.glob("date=*/hour=01/*.parquet")
     stored = pq.read_table(file)
@@ -99,8 +101,7 @@ def test_a_segment_is_cut_in_pieces_and_the_next_one_later(tmp_path: Path, monke
     assert found["received_unix_ns"].to_pylist() == [HOUR + 1] * 2
     assert archive.traces([*traces, "e" * 32]).num_rows == 6
     assert archive.trace(T).num_rows == 1  # still in the journal
-    assert archive.cut(Position(second.segment + 1, 0), most=1) == 1
-    assert archive.cut(Position(second.segment + 1, 0), most=1) == 0
+    assert [sum(archive.cut(Position(second.segment + 1, 0))) for _ in range(2)] == [1, 0]
     assert archive.trace(T).num_rows == 1
 
 
@@ -115,12 +116,12 @@ def test_a_cut_that_is_left_halfway_is_begun_anew(tmp_path: Path, monkeypatch: p
         journal.sync()
     archive = SpanArchive(tmp_path)
     until = Position(last.segment + 1, 0)
-    cutting = archive.cutting(until)
+    cutting = archive.cut(until)
     done = [next(cutting) for _ in range(steps)]
     del cutting
     assert (archive.archived_segment() == last.segment) == any(done)
     assert archive.trace(T).num_rows == 6
-    assert archive.cut(until) == (0 if any(done) else 1)
+    assert sum(archive.cut(until)) == (0 if any(done) else 1)
     assert list(archive.directory.rglob("*.tmp")) == []
     (file,) = archive.directory.rglob("*.parquet")
     assert pq.read_table(file).num_rows == 6
