@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from phasewise.analyzer.frames import where
 from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.statistics import floats, rounded
@@ -136,7 +137,7 @@ UNKNOWN = Sampling("unknown")
 def sampling_of(rows: pl.DataFrame, replicas: Sequence[Replica], window: Window, now_unix_ns: int) -> Sampling:
     """Coverage of a window by spans. rows: served calls of the window; replicas: those of the window, also scraped ones
     without spans."""
-    ended = rows.filter(~pl.col("outcome").fill_null("ok").is_in(NOT_FINISHED))
+    ended = where(rows, ~pl.col("outcome").fill_null("ok").is_in(NOT_FINISHED))
     parts = [
         part
         for replica in replicas
@@ -231,7 +232,7 @@ def _of_deployments(ended: pl.DataFrame, replicas: Sequence[Replica], window: Wi
     """Where no replica's spans are joined to counters: all spans of an engine against all of its scraped processes together."""
     parts = []
     for engine in ended["engine"].drop_nulls().unique().sort().to_list():
-        own = ended.filter(pl.col("engine") == engine)
+        own = where(ended, pl.col("engine") == engine)
         scraped = [replica for replica in replicas if not replica.has_spans and replica.engine == engine]
         for place, replica in enumerate(scraped):
             part = _part(own, replica.counters, window, now_unix_ns)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import polars as pl
 
 from phasewise.analyzer.filters import SERVED, conditions
+from phasewise.analyzer.frames import where
 from phasewise.analyzer.step_samples import of_instances, read_step_samples, with_idle_scrapes
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.context import Setting
@@ -49,7 +50,7 @@ class Replica:
 
     def own(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows of requests that this replica served."""
-        return rows.filter(pl.col("instance").is_in([self.instance, *self.members]))
+        return where(rows, pl.col("instance").is_in([self.instance, *self.members]))
 
 
 def read_replicas(

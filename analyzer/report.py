@@ -21,6 +21,7 @@ from phasewise.analyzer.findings import (
     shares_of,
     weighed,
 )
+from phasewise.analyzer.frames import where
 from phasewise.analyzer.inflight import InFlight, in_flight
 from phasewise.analyzer.machine import machine, typical_model
 from phasewise.analyzer.matching import Situation, match
@@ -61,7 +62,7 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
     """The same from a scene: pure."""
     flight = in_flight(scene)
     # A row that was stored before its attribution has its time booked to nothing yet: it cannot say what is slow.
-    first = decide(scene.requests.filter(pl.col("revision").is_not_null()), slo, flight, scene.sampling)
+    first = decide(where(scene.requests, pl.col("revision").is_not_null()), slo, flight, scene.sampling)
     signals = window_signals(scene, first.affected, rulebook)
     shares = _judged_shares(first, flight)
     stated = not first.live and bool(first.affected["first_causes"].is_not_null().any())
@@ -294,7 +295,7 @@ def _stage(finding: Finding, recommend: Sequence[object]) -> str:
 def _examples(finding: Finding) -> list[dict[str, object]]:
     rows = finding.affected
     if finding.primary != "inconclusive" and len(rows):
-        fits = rows.filter(pl.col("primary_class") == finding.primary)
+        fits = where(rows, pl.col("primary_class") == finding.primary)
         rows = fits if len(fits) else rows
     chosen = rows.sort(["e2e_s", "request_key"], descending=[True, False]).head(EXAMPLES)
     return [

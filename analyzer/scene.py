@@ -14,6 +14,7 @@ import polars as pl
 from phasewise.analyzer.coverage import UNKNOWN, Sampling, sampling_of
 from phasewise.analyzer.devices import Devices, devices_in, devices_of
 from phasewise.analyzer.filters import rows_in, sample_conditions
+from phasewise.analyzer.frames import where
 from phasewise.analyzer.replicas import LIVE_NS, Reader, Replica, read_replicas
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.watermarks import FUTURE_NS
@@ -61,8 +62,8 @@ class Scene:
 def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_unix_ns: int) -> Scene:
     """Everything the verdict of a window needs."""
     chosen = rows_in(window, filters, served=False)
-    rows = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters)
-    served = rows.filter(~pl.col("outcome").fill_null("ok").is_in(["refused", "aborted"]))
+    rows = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters).sort("finished_unix_ns", "request_key")
+    served = where(rows, ~pl.col("outcome").fill_null("ok").is_in(["refused", "aborted"]))
     replicas, unjoined = read_replicas(store, window, filters, served)
     newest = _newest(served, replicas, now_unix_ns)
     # Counters are of the whole engine: they cannot be asked for a tenant's share.
@@ -76,7 +77,7 @@ def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_uni
         before = store.query(f"{_SELECT} WHERE {earlier.sql}", earlier.parameters)
     return Scene(
         window=window,
-        requests=served.sort("finished_unix_ns", "request_key"),
+        requests=served,
         refused=turned_away(rows, countable, "refused", window),
         aborted=max(told_aborted, given_up),
         estimated_aborted=max(0, given_up - told_aborted),

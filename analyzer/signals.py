@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from phasewise.analyzer.attribution import read_samples
+from phasewise.analyzer.frames import where
 from phasewise.analyzer.intervals import level
 from phasewise.analyzer.machine import Machine, machine, typical_model
 from phasewise.analyzer.queueing import slot_limit
@@ -206,7 +207,7 @@ def _prefix(scene: Scene, settings: Mapping[str, Setting]) -> dict[str, Value]:
         found["prefix_hit_ratio"] = sum(h for h, _ in pairs if h) / asked
         found["prefix_caching"] = True if found["prefix_caching"] is None else found["prefix_caching"]
     elif len(scene.requests) and scene.requests["cached_tokens"].is_not_null().any():
-        rows = scene.requests.filter(pl.col("cached_tokens").is_not_null())
+        rows = where(scene.requests, pl.col("cached_tokens").is_not_null())
         total = rows["input_tokens"].sum()
         found["prefix_hit_ratio"] = float(rows["cached_tokens"].sum()) / float(total) if total else None
     return found

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phasewise.collector.limits import INTAKE_LIMITS
+from phasewise.collector.process_memory import keep_memory
 from phasewise.rules.errors import InputError, MachineError, PhasewiseError
 from phasewise.rules.secret_text import hidden, log_to_stderr
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _REPORT_S = 1.0
 _STOP_S = 1.0  # for each front to hand out its last replies
 _LOOPBACK = ("127.", "::1")
+_LARGEST_WINDOW = Path("/proc/sys/net/core/rmem_max")
 log = logging.getLogger("phasewise.receive")
 
 
@@ -110,6 +112,18 @@ class _NoPandas(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError("pandas is not used in this process", name=name)
 
 
+def _bound_window(listener: socket.socket) -> None:
+    """What each connection inherits, instead of a window that grows from little to all that the system allows: who was refused comes
+    anew, and each step of a window costs this process, as what lies unread costs memory. Where the system allows no such window to
+    be set, its own is larger."""
+    try:
+        allowed_bytes = int(_LARGEST_WINDOW.read_text())
+    except (OSError, ValueError):  # no Linux
+        return
+    if allowed_bytes >= INTAKE_LIMITS.socket_bytes:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, INTAKE_LIMITS.socket_bytes)
+
+
 def bound_socket(host: str, port: int, setting: str) -> socket.socket:
     """A listening TCP socket. Raises MachineError naming port and setting when it is busy or the address is not ours."""
     try:
@@ -118,6 +132,7 @@ def bound_socket(host: str, port: int, setting: str) -> socket.socket:
         )
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _bound_window(listener)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # which each connection inherits
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(INTAKE_LIMITS.unread_s * 1000))
         try:
@@ -321,6 +336,7 @@ def _on_signals(process: _Process) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Exit code: 0 stopped as asked, 2 wrong settings, 4 the machine refuses."""
     os.umask(0o077)
+    keep_memory()
     log_to_stderr("%(asctime)s receive %(levelname)s %(message)s")
     sys.meta_path.insert(0, _NoPandas())
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a busy port is told by us, in one line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -40,9 +41,9 @@ def memory_bytes(pid: int) -> int:
 
 CALM, MANY, CROWD = 4, 48, 192
 TIMES = 10  # what is offered, of what it takes calmly: F20
-AT_LEAST_TIMES = 4  # where the machine leaves the clients that little of itself
+AT_LEAST_TIMES = 6  # where the machine leaves the clients less of itself
 SLOWEST_REPLY_S = 5.0
-ANSWER_S = 30.0  # of a machine that its clients share, and others
+ANSWER_S = 10.0  # of a machine that its clients share; 3 s where it is the server's own
 GOODPUT_RATIO = 0.8
 
 
@@ -59,19 +60,20 @@ def overload(data: Path, seconds: float, rounds: int, store_mib: int) -> None:
         ports = {"grpc": server.ready["otlp_grpc_port"], "http": server.ready["otlp_http_port"]}
         pids = children(server.process.pid)
         crowd = Crowd(ports["http"], CROWD, seed=random.randrange(2**32))
-        # Where the noise of the machine leaves it open, further rounds decide.
-        while len(done) < rounds or (len(done) < 3 * rounds and median(ratios(done)) <= GOODPUT_RATIO):
+        for _ in range(rounds):
             calm, over = Work(), Work()
             with calm.counted(pids["receive"]), crowd.sending(CALM, again_s=0.1) as calm.phase:
                 time.sleep(seconds)
             again_s = CROWD * BODY_SPANS / (TIMES * calm.phase.spans_per_s)
             others = [Sender(ledger, lambda: ports["grpc"], "grpc", pause_s=0.2, timeout_s=60.0) for _ in range(2)]
             before = len(ledger.acknowledged)
-            with over.counted(pids["receive"]), crowd.sending(CROWD, again_s) as over.phase, sending(*others):
-                until = time.monotonic() + seconds
-                while time.monotonic() < until:
-                    assert_answers(server)
-                    time.sleep(0.5)
+            with (
+                answering(server),
+                over.counted(pids["receive"]),
+                crowd.sending(CROWD, again_s) as over.phase,
+                sending(*others),
+            ):
+                time.sleep(seconds)
             over.others = len(ledger.acknowledged) - before
             done.append((calm, over))
         assert children(server.process.pid) == pids, "a process died"
@@ -164,17 +166,34 @@ def p99(seconds: list[float]) -> float:
     return sorted(seconds)[int(len(seconds) * 0.99)]
 
 
-def assert_answers(server: Served) -> None:
-    """Health and a question over everything, while it is overloaded."""
-    for path, asked in (("/api/v1/health", []), ("/api/v1/verdict", [("from", "0"), ("to", "4102444800")])):
-        began = time.monotonic()
-        assert server.get(path, asked)
-        assert time.monotonic() - began < ANSWER_S
+@contextmanager
+def answering(server: Served) -> Iterator[None]:
+    """Health and a question over everything are asked and answered while it is overloaded, which lasts no longer for that."""
+    took: list[float] = []
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for path, asked in (("/api/v1/health", []), ("/api/v1/verdict", [("from", "0"), ("to", "4102444800")])):
+                began = time.monotonic()
+                assert server.get(path, asked)
+                took.append(time.monotonic() - began)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert not failed, failed
+    assert max(took) < ANSWER_S
 
 
 def test_more_than_it_can_take_is_refused_and_nothing_breaks(tmp_path: Path) -> None:
     """F20."""
-    overload(tmp_path / "data", 0.8, 3, 2048)
+    overload(tmp_path / "data", 0.8, 5, 2048)
 
 
 @pytest.mark.nightly
