@@ -13,7 +13,7 @@ from phasewise.collector.counters import Counters
 from phasewise.collector.registry import Registry
 from phasewise.collector.request_table import finish_rows, update_rows
 from phasewise.collector.rollups import DirtyRollups
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 log = logging.getLogger(__name__)
 

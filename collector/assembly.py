@@ -21,7 +21,7 @@ from phasewise.collector.ledger import Ledger
 from phasewise.collector.normalize import Normalized, normalize, unmapped_counts
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import SPAN_SCHEMA
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 log = logging.getLogger(__name__)
 DAY_NS = 86_400 * 10**9

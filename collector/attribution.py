@@ -11,7 +11,7 @@ from phasewise.collector.context import Attribute, Context
 from phasewise.collector.registry import Registry
 from phasewise.collector.requests import ATTRIBUTED, FULL_SCHEMA
 from phasewise.collector.scope import Scope
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 _KEPT_BY_WRITER = ("request_key", "revision", "final")
 _NO_ROWS = pl.DataFrame(schema=FULL_SCHEMA)

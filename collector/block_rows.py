@@ -20,7 +20,7 @@ from phasewise.collector.blocks import (
 from phasewise.collector.context import REQUEST_COLUMNS
 from phasewise.collector.registry import Registry
 from phasewise.collector.scope import OF, Scope, Sight, as_context, peers_of, surrounded
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 # A sample speaks for a minute around itself, but a block waits for none that come later than this after its end.
 SAMPLES_AFTER_NS = 30 * 10**9

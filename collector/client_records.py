@@ -13,7 +13,7 @@ import polars as pl
 from phasewise.collector.attribution import typed
 from phasewise.collector.completion import CLIENT_COLUMNS, NEAR_NS, Identifiers, filled
 from phasewise.collector.requests import FULL_SCHEMA
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 RELATIVE = "relative_time"  # quality flag of records whose file holds no absolute times
 BENCH_ID = r"bench-([0-9a-zA-Z]+)-(\d+)(?:-0)?$"

@@ -1,7 +1,8 @@
 """The one thread that writes the journal: it takes all that has piled up, appends it, and syncs once for all of them.
 
-A sync costs what reading several requests does, however little it makes durable. So while several senders of whole batches are at it,
-two of them begin GATHER_S apart, or when an entry is full. Whoever sends alone, or span by span, waits for nobody.
+A sync costs what reading several requests does, however little it makes durable. Senders of whole batches send their next one when they
+are answered: so a commit waits until as many wait as the one before answered or left waiting, but no longer than an entry takes to fill, or
+GATHER_S from when that one began. Whoever sends alone, or span by span, waits for nobody.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class _Waiting:
     kind: Kind
     rows: pa.Table
     done: Future[None] = field(default_factory=Future)
+    error: JournalFull | JournalFailed | None = None  # why it is not durable
 
 
 class Committer:
@@ -51,7 +53,8 @@ class Committer:
         self._waiting: list[_Waiting] = []
         self._rows = 0  # waiting or being written
         self._closing = False
-        self._gathering = False  # what comes now is waited for: no need to say that it came
+        self._gathers = False  # what comes now is waited for: no need to say that it came, before all did
+        self._senders = 1  # that are expected to send again at once
         self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
         self._thread.start()
 
@@ -65,7 +68,7 @@ class Committer:
                 raise QueueFull
             self._rows += rows.num_rows
             self._waiting.append(waiting)
-            if not self._gathering or self._rows >= _ENTRY_ROWS:
+            if not self._gathers or self._is_gathered():
                 self._changed.notify()
         return waiting.done
 
@@ -78,35 +81,34 @@ class Committer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        began_s, several = 0.0, False
-        while True:
-            with self._changed:
-                while not self._waiting and not self._closing:
-                    self._changed.wait()
-                if not self._waiting:
-                    return
-                if several:
-                    self._gather(began_s + GATHER_S)
-                taken, self._waiting = self._waiting, []
+        began_s = 0.0
+        while taken := self._next(began_s):
             began_s = time.monotonic()
             try:
-                self._commit(taken)
+                self._write(taken)
             except Exception as error:  # a bug must not leave senders waiting for ever, nor end this thread
                 log.exception("writing the journal failed")
-                self._fail([w for w in taken if not w.done.done()], JournalFailed(str(error)))
-            with self._changed:
-                rows = sum(waiting.rows.num_rows for waiting in taken)
-                self._rows -= rows
-                several = rows >= _BATCH_ROWS and (len(taken) > 1 or bool(self._waiting))
+                _fail(taken, JournalFailed(str(error)))
+            self._count(taken)
+            self._answer(taken)
 
-    def _gather(self, until_s: float) -> None:
-        """Wait for more, with `_changed` held, which is let go meanwhile."""
-        self._gathering = True
-        while not self._closing and self._rows < _ENTRY_ROWS and (left_s := until_s - time.monotonic()) > 0:
-            self._changed.wait(left_s)
-        self._gathering = False
+    def _next(self, began_s: float) -> list[_Waiting]:
+        """What is to be written now; nothing once it is closed. began_s: when the commit before began, on the monotonic clock."""
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            self._gathers = True
+            while not self._is_gathered() and (left_s := began_s + GATHER_S - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+            self._gathers = False
+            taken, self._waiting = self._waiting, []
+            return taken
 
-    def _commit(self, taken: list[_Waiting]) -> None:
+    def _is_gathered(self) -> bool:
+        return self._closing or len(self._waiting) >= self._senders or self._rows >= _ENTRY_ROWS
+
+    def _write(self, taken: list[_Waiting]) -> None:
+        """Make it durable, or say in each why it is not."""
         appended: list[_Waiting] = []
         for entry in _entries(taken):
             try:
@@ -115,21 +117,34 @@ class Committer:
                 self._journal.append(entry[0].kind, rows)
                 appended += entry
             except (JournalFull, JournalFailed) as error:
-                self._fail(entry, error)
+                _fail(entry, error)
         try:
             self._journal.sync()
         except JournalFailed as error:
-            self._fail(appended, error)
-            return
-        for waiting in appended:
-            self._receipts.stored(waiting.kind, waiting.rows.num_rows, self._clock())
-            waiting.done.set_result(None)
+            _fail(appended, error)
 
-    def _fail(self, entry: list[_Waiting], error: JournalFull | JournalFailed) -> None:
-        reason = "journal_full" if isinstance(error, JournalFull) else "journal_failed"
-        for waiting in entry:
-            self._receipts.refused(waiting.kind, waiting.rows.num_rows, reason)
-            waiting.done.set_exception(error)
+    def _count(self, taken: list[_Waiting]) -> None:
+        """Before the answers: who has one may be back at once, and would be counted twice."""
+        rows = sum(waiting.rows.num_rows for waiting in taken)
+        durable = sum(waiting.error is None for waiting in taken)
+        with self._changed:
+            self._rows -= rows
+            self._senders = durable + len(self._waiting) if rows >= _BATCH_ROWS else 1
+
+    def _answer(self, taken: list[_Waiting]) -> None:
+        for waiting in taken:
+            if waiting.error is None:
+                self._receipts.stored(waiting.kind, waiting.rows.num_rows, self._clock())
+                waiting.done.set_result(None)
+            else:
+                reason = "journal_full" if isinstance(waiting.error, JournalFull) else "journal_failed"
+                self._receipts.refused(waiting.kind, waiting.rows.num_rows, reason)
+                waiting.done.set_exception(waiting.error)
+
+
+def _fail(taken: list[_Waiting], error: JournalFull | JournalFailed) -> None:
+    for waiting in taken:
+        waiting.error = waiting.error or error
 
 
 def _entries(taken: list[_Waiting]) -> list[list[_Waiting]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 LABELS = 200  # distinct labels of one counter; more are counted under one
 

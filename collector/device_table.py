@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from phasewise.collector.records import Annotation
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 _KEY = ["device", "instance", "unix_ns"]
 _BEFORE_NS = 24 * 3600 * 10**9

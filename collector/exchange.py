@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from phasewise.collector import records, rollup_table
 from phasewise.collector.lake import HOUR_NS
-from phasewise.collector.store import Transaction
 from phasewise.collector.tables import SCHEMA_VERSION
+from phasewise.collector.transaction import Transaction
 from phasewise.rules.errors import InputError
 
 PAGE_ROWS = 32_768

@@ -12,7 +12,7 @@ from phasewise.collector.attribution import Question
 from phasewise.collector.block_rows import load_blocks, read_blocks
 from phasewise.collector.blocks import LATE_AFTER_NS, LATE_BEFORE_NS, Block, concerns
 from phasewise.collector.registry import Registry
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 from phasewise.collector.work import NONE, PORTION_ROWS, Turn, Work, is_some
 
 

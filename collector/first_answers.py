@@ -14,7 +14,7 @@ from phasewise.collector.attribution import Answer, Question, attributed_first
 from phasewise.collector.newest_rows import NewestRows
 from phasewise.collector.registry import Registry
 from phasewise.collector.scope import CONTEXT_SCHEMA, OF, near_new, portions, stepped
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 from phasewise.collector.work import REST_RATIO
 
 FIRST_S = 0.5  # no further instances are begun in a pass after that: rows wait to be stored

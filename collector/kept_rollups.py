@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 from phasewise.collector.durable import put_in_place, sync_path
 from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.rollup_table import HOURLY_S, SCHEMA, SELECTED, add_rollups
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
+from phasewise.collector.transaction import Transaction
 
 LOG = logging.getLogger(__name__)
 FOLDER = "expired"

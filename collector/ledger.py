@@ -13,7 +13,7 @@ import polars as pl
 
 from phasewise.collector.keys import span_hashes, trace_hashes
 from phasewise.collector.sieve import Sieve
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 LEDGER_SPANS = 2_000_000
 # An engine that takes a stale parent puts every request into one trace: beyond this size a trace's spans stand for themselves.

@@ -62,7 +62,9 @@ class IntakeLimits:
     queue_bytes: int = 96 * MIB  # of requests read but not yet durable; one of any size is always let in
     queue_rows: int = 50_000  # scanned rows waiting for the disk
     expected_s: float = 1.0  # that room is kept for what a request has announced
-    socket_bytes: int = MIB  # an HTTP connection's window: 10 MB/s where a reply takes 100 ms; the kernel holds up to twice that
+    socket_bytes: int = (
+        MIB  # an HTTP connection's window: 10 MB/s where a reply takes 100 ms; the kernel holds up to twice that
+    )
     body_s: float = 30.0  # for a request's body to arrive
     body_bytes_per_s: float = 1024.0  # slower senders are cut off once `slow_after_s` have passed
     slow_after_s: float = 5.0

@@ -15,7 +15,7 @@ from phasewise.collector.completion import NEAR_NS
 from phasewise.collector.disaggregation import IS_HALF, PREFILL_SOURCE
 from phasewise.collector.normalize import Normalized
 from phasewise.collector.requests import REQUEST_SCHEMA
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 QUALITY = "decode_missing"
 HALVES, OTHERS = "prefill_without_decode", "supplements_without_request"  # counters

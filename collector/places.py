@@ -11,7 +11,7 @@ import polars as pl
 from phasewise.collector.identity import instance_of
 from phasewise.collector.records import Place
 from phasewise.collector.schemas import polars_schema
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 _SCHEMA = polars_schema(Place)
 _KEYS = {

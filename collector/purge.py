@@ -28,7 +28,8 @@ from phasewise.collector.late_times import forget_late
 from phasewise.collector.migration import drop_copies
 from phasewise.collector.purge_files import purge_copies, purge_journal, purge_spans
 from phasewise.collector.rewriting import rewrite
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
+from phasewise.collector.transaction import Transaction
 from phasewise.rules.errors import MachineError
 
 _UNFINISHED = "purge"  # among the positions: what is left to do

@@ -8,7 +8,7 @@ import polars as pl
 
 from phasewise.collector.identity import DATASET
 from phasewise.collector.records import Run
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 FACTS = "phasewise.dataset.facts"  # JSON object: engine, machine, load, requests, badge
 

@@ -26,7 +26,8 @@ from phasewise.collector.registry import Registry
 from phasewise.collector.request_table import replace_rows
 from phasewise.collector.rollups import DirtyRollups
 from phasewise.collector.scope import load_near, portions
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
+from phasewise.collector.transaction import Transaction
 from phasewise.collector.watermarks import Watermarks
 from phasewise.collector.work import NONE, PORTION_ROWS, REST_RATIO, Turn, Work, around, is_some
 

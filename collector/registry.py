@@ -25,7 +25,7 @@ from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import Instance, columns
 from phasewise.collector.schemas import polars_schema
 from phasewise.collector.stated_facts import StatedFacts, text_of
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 from phasewise.rules.errors import InputError
 
 _FIELDS = list(columns(Instance))

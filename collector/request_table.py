@@ -11,7 +11,7 @@ from phasewise.collector.attribution import typed, without_attribution
 from phasewise.collector.completion import CLIENT_COLUMNS, NEAR_NS, SUPPLEMENT_COLUMNS, Identifiers, filled
 from phasewise.collector.disaggregation import IS_HALF, IS_PAIR, OF_PAIR, PREFILL_SOURCE, with_prefill, with_residual
 from phasewise.collector.requests import FULL_SCHEMA, REQUEST_SCHEMA
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 # Normalization may say these anew (a late parent, a model of another source) without the row saying something else.
 _NOT_COMPARED = ("request_key", "received_unix_ns", "provenance")

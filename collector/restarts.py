@@ -11,7 +11,7 @@ import polars as pl
 
 from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.records import Annotation
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 # They only rise in one process, and every engine counts some of them.
 COUNTERS = ("prompt_tokens", "output_tokens", "finished", "ttft_count", "e2e_count", "steps")

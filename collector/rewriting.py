@@ -15,8 +15,9 @@ import pyarrow as pa
 from phasewise.collector.cold import enter_files, make_views, names, placed_file
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
 from phasewise.collector.records import arrow_schema
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
 from phasewise.collector.tables import RECORDS, ColdFile
+from phasewise.collector.transaction import Transaction
 
 _SLICE_ROWS = 50_000
 

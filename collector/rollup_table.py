@@ -11,7 +11,7 @@ from phasewise.collector.tables import ROLLUP_HISTOGRAMS, ROLLUP_SUMS
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
 if TYPE_CHECKING:
-    from phasewise.collector.store import Transaction
+    from phasewise.collector.transaction import Transaction
 
 HOURLY_S = 3600
 KEY = ("bucket_unix_ns", "input_log2", "output_log2", "model", "instance", "cause", "outcome")

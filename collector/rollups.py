@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from phasewise.collector.cold import Reading
 from phasewise.collector.rollup_histograms import KEYS, PLACE, of_entries, of_rows
-from phasewise.collector.store import Transaction
 from phasewise.collector.tables import GAMMA, ROLLUP_HISTOGRAMS, ROLLUP_SUMS
+from phasewise.collector.transaction import Transaction
 from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 

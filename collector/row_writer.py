@@ -25,7 +25,7 @@ from phasewise.collector.registry import SEEN
 from phasewise.collector.request_table import changes_of, delete_rows, replace_turns
 from phasewise.collector.sample_table import add_samples, deviations, hours_marked_otherwise, mark_joined
 from phasewise.collector.steps import steps_of
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.collector.writer_memory import Memory, Surroundings
 

@@ -9,7 +9,7 @@ import polars as pl
 from phasewise.collector.fingerprints import Counters, Ends, Fit, Floats, fit, together
 from phasewise.collector.joins import Deviation
 from phasewise.collector.lake import HOUR_NS
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 MINUTE_NS = 60 * 10**9
 

@@ -17,7 +17,7 @@ from phasewise.collector.registry import Registry
 from phasewise.collector.requests import FULL_SCHEMA
 from phasewise.collector.schemas import Schema
 from phasewise.collector.steps import STEP_SCHEMA
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 SAMPLE_SLACK_NS = 120 * 10**9
 # Of rows that may still change, as many neighbours are looked at as suit their number: each row in sight costs like a target.

@@ -20,8 +20,9 @@ from phasewise.collector.lake import HOUR_NS, KINDS, Lake, label
 from phasewise.collector.late_times import late_hours
 from phasewise.collector.records import arrow_schema
 from phasewise.collector.rollups import dirty_hours
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
 from phasewise.collector.tables import RECORDS, ColdFile
+from phasewise.collector.transaction import Transaction
 
 LOG = logging.getLogger(__name__)
 SEAL_AFTER_S = 3600.0

@@ -19,7 +19,7 @@ from typing import Self
 
 import google_crc32c
 
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 WITNESS = "watermark"  # in the data folder
 SLOT_BYTES = 256

@@ -8,7 +8,6 @@ answers MachineError until it works.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,17 +16,17 @@ from typing import Self
 
 import duckdb
 import polars as pl
-import pyarrow as pa
 
 from phasewise.collector.cold import SCHEMA, choose_files, make_views
 from phasewise.collector.durable import sync_path
 from phasewise.collector.migration import drop_copies, keep_copy, prepare, version_of
 from phasewise.collector.patience import Patience
-from phasewise.collector.reach import EVER, reach
+from phasewise.collector.reach import reach
 from phasewise.collector.readers import Readers
 from phasewise.collector.spill import remove_files_of_others, room
-from phasewise.collector.store_errors import cannot_open
+from phasewise.collector.store_errors import cannot_open, is_for_memory, is_given_up
 from phasewise.collector.tables import SCHEMA_VERSION
+from phasewise.collector.transaction import Transaction, plain_integers
 from phasewise.rules.errors import MachineError, TooHeavy
 
 STORAGE_VERSION = "v1.5.0"  # so that one release back can still read a file made by this one
@@ -36,8 +35,6 @@ THREADS = 1  # of one statement, which runs in its caller's: most are small, and
 MEMORY_LIMIT = "1GB"
 _CLOSING_S, _CLOSING_STEP_S = 10.0, 0.05
 _REOPEN_EVERY_S = 2.0  # on a disk that fails for good; a fault that passes costs one opening, at once
-_FEW_ROWS = 100  # in one statement
-_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*$")
 
 
 class Store:
@@ -144,10 +141,8 @@ class Store:
                     cursor.execute("ROLLBACK")
                 cursor.execute("USE phasewise")
                 cursor.execute("DETACH copied")
-        except duckdb.FatalException as error:
-            self._die(error, connection)
-            raise self._broken() from error
         except duckdb.Error as error:
+            self._raise_if_given_up(error, connection)
             raise MachineError(f"{path}: the store cannot be copied: {str(error).splitlines()[0]}") from error
         finally:
             cursor.close()
@@ -225,7 +220,7 @@ class Store:
                 if self._reaches_cold(cursor, sql, parameters):
                     cursor.execute(f"USE phasewise.{SCHEMA}")
                 relation = cursor.sql(sql, params=list(parameters) or None)
-                return _plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
+                return plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
         except duckdb.InterruptException as error:
             if self._dead_because or connection is not self._connection:
                 raise self._broken() from error
@@ -234,12 +229,12 @@ class Store:
             raise
         except duckdb.OutOfMemoryException as error:  # of memory, or of the room that temporary files may take
             raise TooHeavy from error
-        except duckdb.FatalException as error:
-            self._die(error, connection)
-            raise self._broken() from error
         except duckdb.ConnectionException as error:
             if self._dead_because or connection is not self._connection:  # closed, or opened again, while this one ran
                 raise self._broken() from error
+            raise
+        except duckdb.Error as error:
+            self._raise_if_given_up(error, connection)
             raise
         finally:
             cursor.close()
@@ -266,10 +261,9 @@ class Store:
                 yield transaction
                 is_begun = True
                 cursor.execute("COMMIT")
-            except duckdb.FatalException as error:
-                self._die(error, connection)
-                raise self._broken() from error
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, duckdb.Error):
+                    self._raise_if_given_up(error, connection)
                 with contextlib.suppress(duckdb.Error):
                     cursor.execute("ROLLBACK")
                 raise
@@ -279,7 +273,7 @@ class Store:
                 cursor.close()
 
     def checkpoint(self) -> bool:
-        """Move the write-ahead log into the file; for idle moments. False where a reader or the disk did not let it."""
+        """Move the write-ahead log into the file; for idle moments. False where a reader, memory or the disk did not let it."""
         with self._write_lock:
             try:
                 cursor, connection = self._cursor()
@@ -292,9 +286,14 @@ class Store:
             except duckdb.TransactionException:
                 return False  # a reader is open: the next idle moment will do
             except duckdb.Error as error:
-                if isinstance(error, duckdb.FatalException):
+                if is_fatal(error):
                     self._die(error, connection)
-                self.checkpoint_error = f"{self.path}: its log cannot be moved into it: {str(error).splitlines()[0]}"
+                if not is_for_memory(
+                    str(error)
+                ):  # which a question holds, and gives back: the next idle moment will do
+                    self.checkpoint_error = (
+                        f"{self.path}: its log cannot be moved into it: {str(error).splitlines()[0]}"
+                    )
                 return False
             finally:
                 cursor.close()
@@ -345,6 +344,11 @@ class Store:
             raise self._broken() from error
         return cursor, connection
 
+    def _raise_if_given_up(self, error: duckdb.Error, connection: duckdb.DuckDBPyConnection) -> None:
+        if is_fatal(error):
+            self._die(error, connection)
+            raise self._broken() from error
+
     def _die(self, error: duckdb.Error, connection: duckdb.DuckDBPyConnection) -> None:
         """connection: where it came from; what one that was given up still has to say is no news."""
         with self._state_lock:
@@ -375,6 +379,10 @@ class Store:
         )
 
 
+def is_fatal(error: duckdb.Error) -> bool:
+    return isinstance(error, duckdb.FatalException) or is_given_up(str(error))
+
+
 class _Running:
     """A cursor whose query runs. Closing a connection closes its cursors too, whoever uses them."""
 
@@ -384,78 +392,3 @@ class _Running:
     def interrupt(self) -> None:
         with contextlib.suppress(duckdb.ConnectionException):
             self._cursor.interrupt()
-
-
-class Transaction:
-    """Statements of one transaction of the writer. Tables are the hot ones; `whole.` before a name means the cold rows too."""
-
-    def __init__(self, cursor: duckdb.DuckDBPyConnection, cold_directory: Path | None = None) -> None:
-        self._cursor = cursor
-        self._cold_directory = cold_directory
-        self.names_requests = False  # whether a statement that is no question named the rows of requests, hot or cold
-
-    @property
-    def cold_directory(self) -> Path:
-        assert self._cold_directory is not None
-        return self._cold_directory
-
-    def look_back(self, *kinds: str, within: tuple[int, int] = EVER) -> None:
-        """Makes `whole.<kind>` see the cold tier in the statements that follow: its hours between two times (Unix nanoseconds)."""
-        choose_files(self, self.cold_directory, dict.fromkeys(kinds, within))
-
-    def execute(self, sql: str, parameters: Sequence[object] = ()) -> None:
-        self.names_requests = self.names_requests or "requests" in sql or "cold_files" in sql
-        self._cursor.execute(sql, list(parameters) or None)
-
-    def query(self, sql: str, parameters: Sequence[object] = (), **frames: pl.DataFrame | pa.Table) -> pl.DataFrame:
-        """Rows of a SELECT inside the transaction; `frames` are tables by that name in it."""
-        with self._registered(frames):
-            relation = self._cursor.sql(sql, params=list(parameters) or None)
-            return _plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
-
-    def run(self, sql: str, parameters: Sequence[object] = (), **frames: pl.DataFrame | pa.Table) -> None:
-        """A statement that reads `frames`."""
-        with self._registered(frames):
-            self.execute(sql, parameters)
-
-    def insert(self, table: str, rows: pl.DataFrame | pa.Table) -> None:
-        """Append rows; columns are matched by name, absent ones are NULL."""
-        _check_identifier(table)
-        if len(rows):
-            self.run(f"INSERT INTO main.{table} BY NAME SELECT * FROM new_rows", new_rows=rows)
-
-    def replace(self, table: str, key: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Write a few rows, which begin with their key, in the place of those with the same key. Registering a frame costs more than
-        writing that few."""
-        _check_identifier(table)
-        for start in range(0, len(rows), _FEW_ROWS):
-            own = rows[start : start + _FEW_ROWS]
-            keys, values = (", ".join([f"({', '.join('?' * len(names))})"] * len(own)) for names in (key, columns))
-            self.execute(
-                f"DELETE FROM main.{table} WHERE ({', '.join(key)}) IN ({keys})",
-                [value for row in own for value in row[: len(key)]],
-            )
-            self.execute(
-                f"INSERT INTO main.{table} ({', '.join(columns)}) VALUES {values}",
-                [value for row in own for value in row],
-            )
-
-    @contextlib.contextmanager
-    def _registered(self, frames: dict[str, pl.DataFrame | pa.Table]) -> Iterator[None]:
-        for name, frame in frames.items():
-            self._cursor.register(name, frame)
-        try:
-            yield
-        finally:
-            for name in frames:
-                self._cursor.unregister(name)
-
-
-def _plain_integers(frame: pl.DataFrame) -> pl.DataFrame:
-    """DuckDB sums whole numbers as 128 bits, which arrive as decimals without fraction."""
-    wide = [name for name, kind in frame.schema.items() if isinstance(kind, pl.Decimal) and kind.scale == 0]
-    return frame.with_columns(pl.col(name).cast(pl.Int64) for name in wide) if wide else frame
-
-
-def _check_identifier(name: str) -> None:
-    assert _IDENTIFIER.match(name), name

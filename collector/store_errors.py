@@ -1,4 +1,7 @@
-"""Why a store cannot be opened: somebody else has it, the machine refuses, or it is damaged."""
+"""What DuckDB's words mean: somebody else has the file, the machine refuses, it is damaged, or it must be opened anew.
+
+Its exceptions do not tell: what ran out of memory comes as an error of the log, of a transaction or of the disk where it ends those.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,10 @@ from phasewise.rules.errors import MachineError
 _HOLDER = re.compile(r"held in (.+?) \(PID (\d+)\)")
 # What is wrong with the machine or the release, and not with the file.
 _ENVIRONMENT = re.compile(
-    r"no space|too many open files|out of memory|allocate|disk quota|input/output error|version number|storage version",
-    re.IGNORECASE,
+    r"no space|too many open files|disk quota|input/output error|version number|storage version", re.IGNORECASE
 )
+_MEMORY = re.compile(r"out of memory|allocat|failed to (offload|pin|resize) ", re.IGNORECASE)
+_GIVEN_UP = re.compile(r"has been invalidated|detach and reattach", re.IGNORECASE)
 
 
 class DamagedStore(MachineError):
@@ -31,6 +35,18 @@ def cannot_open(path: Path, text: str) -> MachineError:
             f"{path}: no permission to write the store (check the folder's owner, or choose another --data)"
         )
     reason = f"{path}: the store cannot be opened: {text.splitlines()[0]}"
+    if is_for_memory(text):
+        return MachineError(f"{reason} (free memory, and room on its disk for temporary files)")
     if _ENVIRONMENT.search(text):
         return MachineError(reason)
     return DamagedStore(reason)
+
+
+def is_for_memory(text: str) -> bool:
+    """Whether memory, or the room that temporary files may take, was too little: what was asked for can be tried again."""
+    return bool(_MEMORY.search(text))
+
+
+def is_given_up(text: str) -> bool:
+    """Whether DuckDB does nothing any more with a file before it is closed and opened."""
+    return bool(_GIVEN_UP.search(text))

@@ -44,7 +44,8 @@ from phasewise.collector.records import SPAN_SCHEMA, Annotation
 from phasewise.collector.registry import facts_names
 from phasewise.collector.row_writer import RowWriter
 from phasewise.collector.sidecar import WITNESS, CommitLog, Committed
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
+from phasewise.collector.transaction import Transaction
 from phasewise.collector.writer_memory import Surroundings, recalled
 from phasewise.rules.errors import InputError, MachineError
 from phasewise.rules.load import Rulebook

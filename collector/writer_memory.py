@@ -17,7 +17,8 @@ from phasewise.collector.refresher import Refresher
 from phasewise.collector.registry import Registry
 from phasewise.collector.restarts import Restarts
 from phasewise.collector.rollups import POSITION, DirtyRollups
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
+from phasewise.collector.transaction import Transaction
 from phasewise.collector.watermarks import FUTURE_NS, HOUR_NS, MINUTE_NS, Watermarks
 
 # Of each instance its own last hour: one that was silent for long may have rows that are not final yet. What is sealed is final.

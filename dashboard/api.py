@@ -32,6 +32,7 @@ from phasewise.dashboard.answers import Answers
 from phasewise.dashboard.data_health import data_health as data_health_of
 from phasewise.dashboard.exposition import exposition
 from phasewise.dashboard.login import add_login
+from phasewise.dashboard.opening import AGAIN_S
 from phasewise.dashboard.security import Gate, allowed_hosts
 from phasewise.dashboard.state import FOREIGN_KEYS, OWN_KEYS, View
 from phasewise.dashboard.work import Limits
@@ -112,7 +113,9 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(PhasewiseError)
     async def not_now(_: Request, error: PhasewiseError) -> JSONResponse:
-        return error_answer(503, str(error), "", "see /api/v1/health and the server's log; try again")
+        answer = error_answer(503, str(error), "", "see /api/v1/health and the server's log; try again")
+        answer.headers["retry-after"] = str(AGAIN_S)
+        return answer
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:

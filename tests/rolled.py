@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phasewise.collector.rollups import DirtyRollups
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 
 def roll_up(transaction: Transaction) -> None:

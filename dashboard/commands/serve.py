@@ -250,13 +250,21 @@ class Supervisor:
         return None
 
     def _until_ready(self, children: list[Child]) -> bool:
-        """All said that they are ready; False where one ended, a signal came, or it took too long."""
+        """All said that they are ready; False where one ended, a signal came, or it took too long. Opening a store may take as long as it
+        takes: one that is ended before it is brought up to date would begin anew each time."""
         until = time.monotonic() + READY_TIMEOUT_S
-        while not self.stopping.is_set() and time.monotonic() < until:
+        told = False
+        while not self.stopping.is_set():
             if all(child.poll_ready() for child in children):
                 return True
             if any(child.exit_code is not None for child in children):
                 return False
+            if time.monotonic() > until:
+                if not any(child.opening for child in children):
+                    return False
+                if not told:
+                    _say(f"the store is still being opened after {READY_TIMEOUT_S:.0f} s; spans are taken in meanwhile")
+                    told = True
             self.stopping.wait(LOOK_S / 2)
         return False
 

@@ -2,7 +2,8 @@
 
     python -m phasewise.dashboard.commands.store_process '{"data": DIR, "host": "127.0.0.1", "port": 8080, "scrape": [...]}'
 
-prints one JSON line when it is ready; SIGTERM drains it, SIGHUP makes it read keys and certificates again.
+prints one JSON line when it answers that the store is being opened, one when it is ready; SIGTERM drains it, SIGHUP makes it read
+keys and certificates again.
 """
 
 from __future__ import annotations
@@ -107,11 +108,14 @@ def keep_writing(writer: Writer, stop: threading.Event) -> None:
 
 @dataclass(slots=True)
 class StoreService:
-    """Opened store with everything that runs beside it; `start` returns the port, `stop` drains."""
+    """Opened store with everything that runs beside it; `start` returns the port, `stop` drains. tell: is told the port once
+    something answers there."""
 
     settings: StoreSettings
     clock: Callable[[], int] = time.time_ns
+    tell: Callable[[int], object] = lambda port: None
     _stops: list[Callable[[], None]] = field(default_factory=list)
+    _end_http: Callable[[], None] | None = None
     _door: Door | None = None
     _tls: tuple[Tls, ssl.SSLContext] | None = None
 
@@ -128,8 +132,6 @@ class StoreService:
             raise
 
     def _start(self, port: int, opened: Any) -> int:
-        import uvicorn
-
         from phasewise.analyzer.attribution import attributor
         from phasewise.collector.access import Door
         from phasewise.collector.access_keys import local_keys
@@ -145,12 +147,16 @@ class StoreService:
         from phasewise.dashboard.api import create_app
         from phasewise.dashboard.app import attach_dash
         from phasewise.dashboard.housekeeping import UnfinishedPurge
+        from phasewise.dashboard.opening import Opening
         from phasewise.rules.load import load_rulebook
 
         settings = self.settings
         tls = Tls.of({name: getattr(settings, name) for name in SETTINGS})
         rulebook = load_rulebook()
         require_known(settings.hardware, rulebook)
+        opening = Opening()
+        self._serve(opening, opened, tls)
+        self.tell(port)
         store, damage = open_store(settings.data, self.clock, settings.on_corruption)
         self._stops.append(store.close)
         writer = Writer(store, settings.data, rulebook, attributor(rulebook), self.clock, settings.hardware)
@@ -195,6 +201,13 @@ class StoreService:
             posture=posture,
         )
         attach_dash(app, store, rulebook=rulebook, data_dir=settings.data, clock=self.clock)
+        opening.show(app)
+        return port
+
+    def _serve(self, app: Any, opened: Any, tls: Tls | None) -> None:
+        """Returns when it answers."""
+        import uvicorn
+
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -212,12 +225,11 @@ class StoreService:
             server.should_exit = True
             thread.join(4)
 
-        self._stops.append(end)
+        self._end_http = end
         while not server.started:
             if not thread.is_alive():
                 raise MachineError("the HTTP server did not start; its reason stands above")
             time.sleep(0.02)
-        return port
 
     def _read_devices(self, writer: Writer) -> None:
         """This machine's devices, where it has any: doctor says why not."""
@@ -260,7 +272,10 @@ class StoreService:
         self._stops.append(end)
 
     def stop(self) -> None:
-        """Ends what was started, the last first: no page without a store, no scrape without a writer."""
+        """Ends what was started: the pages, then the last first. No page without a store, no scrape without a writer."""
+        if self._end_http:
+            self._end_http()
+            self._end_http = None
         while self._stops:
             self._stops.pop()()
 
@@ -275,7 +290,10 @@ def main(argument: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
     os.umask(0o077)
-    service = StoreService(StoreSettings.from_json(argument))
+    service = StoreService(
+        StoreSettings.from_json(argument),
+        tell=lambda port: print(json.dumps({"opening": True, "port": port}), flush=True),
+    )
     hang_up = threading.Event()
     signal.signal(signal.SIGHUP, lambda *_: hang_up.set())
     try:

@@ -42,12 +42,14 @@ class Child:
     restarts: int = 0
     next_start_s: float = 0.0
     ready: dict[str, Any] | None = None
+    opening: bool = False  # it answers, and has work to do before it is ready
     _lines: queue.Queue[str | None] = field(default_factory=queue.Queue)
 
     def start(self) -> None:
         """Starts it in a session of its own: the terminal's Ctrl-C reaches only the supervisor, which drains in order."""
         self._lines = queue.Queue()
         self.ready = None
+        self.opening = False
         self.started_s = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-m", self.module, json.dumps(self.settings)],
@@ -77,6 +79,7 @@ class Child:
                 return None
             if line.startswith("{"):
                 told = json.loads(line)
+                self.opening = self.opening or bool(told.get("opening"))
                 if told.get("ready"):
                     self.ready = told
         return self.ready

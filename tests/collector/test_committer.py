@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -18,6 +20,8 @@ from phasewise.collector.committer import Committer, QueueFull
 from phasewise.collector.journal import JournalFailed, JournalFull, JournalReader, JournalWriter
 from phasewise.collector.receipts import Receipts
 from phasewise.collector.scan import scan_traces
+
+T = TypeVar("T")
 
 
 def rows(*names: str) -> pa.Table:
@@ -87,53 +91,158 @@ class Held:
     """The first sync waits until it may go on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.syncs = 0
         self._real, self._entered, self._go = os.fdatasync, threading.Event(), threading.Event()
         monkeypatch.setattr(os, "fdatasync", self._sync)
 
     def _sync(self, descriptor: int) -> None:
+        self.syncs += 1
         self._entered.set()
         self._go.wait(10)
         self._real(descriptor)
 
-    def while_entered(self, work: Callable[[], Future[None]]) -> Future[None]:
+    def while_entered(self, work: Callable[[], T]) -> T:
         assert self._entered.wait(10)
         done = work()
         self._go.set()
         return done
 
 
-def batch(name: str) -> pa.Table:
-    return pa.concat_tables([rows(name)] * 300)
+def batch(name: str, count: int = 300) -> pa.Table:
+    return pa.concat_tables([rows(name)] * count)
 
 
 def entry_sizes(directory: Path) -> list[int]:
     return [entry.rows.num_rows for entry in JournalReader(directory).read(None)]
 
 
+def two_wait_behind_a_third(bench: Bench, held: Held) -> list[Future[None]]:
+    """Three senders of batches: the first is answered, the others wait for its next one."""
+    first = bench.committer.submit("spans", batch("first"))
+    others = held.while_entered(lambda: [bench.committer.submit("spans", batch(name)) for name in ("second", "third")])
+    first.result(timeout=10)
+    return others
+
+
 def test_batches_of_several_senders_are_gathered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committer, "GATHER_S", 3600.0)
     bench, held = Bench(tmp_path, queue_rows=10_000), Held(monkeypatch)
-    first = bench.committer.submit("spans", batch("first"))
-    others = [held.while_entered(lambda: bench.committer.submit("spans", batch("second")))]
-    first.result(timeout=10)
-    others += [bench.committer.submit("spans", batch(name)) for name in ("third", "fourth")]
-    assert not any(future.done() for future in others)
+    waiting = two_wait_behind_a_third(bench, held)
+    assert not any(future.done() for future in waiting)
+    waiting.append(bench.committer.submit("spans", batch("fourth")))
+    assert all(future.result(timeout=10) is None for future in waiting)
+    last = bench.committer.submit("spans", batch("fifth"))  # three are expected, and two stay away
+    assert not last.done()
     bench.close()
-    assert all(future.result(timeout=0) is None for future in others)
-    assert entry_sizes(tmp_path) == [300, 900]
+    assert last.result(timeout=0) is None
+    assert entry_sizes(tmp_path) == [300, 900, 300]
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_senders_that_wait_for_their_answers_are_not_kept_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Nothing but the next batch of each ends the gathering, and a sync is for many of them."""
+    monkeypatch.setattr(committer, "GATHER_S", 3600.0)
+    bench, counted = Bench(tmp_path, queue_rows=100_000), Held(monkeypatch)
+    everybody, enough, sent = threading.Barrier(count + 1), threading.Event(), [0] * count
+    own = batch("sent")
+
+    def send(number: int) -> None:
+        last = bench.committer.submit("spans", own)
+        everybody.wait(10)
+        with contextlib.suppress(QueueFull):  # it was closed
+            while last.result(timeout=20) is None:
+                sent[number] += 1
+                if min(sent) >= 10:
+                    enough.set()
+                last = bench.committer.submit("spans", own)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    counted.while_entered(lambda: everybody.wait(10))
+    assert enough.wait(20), f"{sent} were answered"
+    bench.close()
+    for thread in threads:
+        thread.join(10)
+    assert counted.syncs <= sum(sent) / count + 3, "the first, the last, and one of who came in between"
+
+
+def test_a_sender_that_stays_away_is_waited_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, held = Bench(tmp_path, queue_rows=10_000), Held(monkeypatch)
+    for future in two_wait_behind_a_third(bench, held):
+        assert future.result(timeout=10) is None
+    bench.close()
+    assert entry_sizes(tmp_path) == [300, 600]
+
+
+def test_senders_that_were_refused_are_not_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were told to come later."""
+    monkeypatch.setattr(committer, "GATHER_S", 3600.0)
+    bench, held = Bench(tmp_path, queue_rows=10_000), Held(monkeypatch)
+    waiting = two_wait_behind_a_third(bench, held)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.journal, "append", refuse)
+        waiting.append(bench.committer.submit("spans", batch("fourth")))
+        for future in waiting:
+            assert isinstance(future.exception(timeout=10), JournalFull)
+    bench.submit(batch("fifth"))
+    bench.close()
+    assert entry_sizes(tmp_path) == [300, 300]
+
+
+def refuse(kind: str, table: pa.Table) -> None:
+    raise JournalFull("no room")
 
 
 def test_a_full_entry_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committer, "GATHER_S", 3600.0)
     monkeypatch.setattr(committer, "_ENTRY_ROWS", 900)
     bench, held = Bench(tmp_path, queue_rows=10_000), Held(monkeypatch)
-    bench.committer.submit("spans", batch("first"))
-    second = held.while_entered(lambda: bench.committer.submit("spans", batch("second")))
-    bench.committer.submit("spans", batch("third"))
-    bench.committer.submit("spans", batch("fourth")).result(timeout=10)
-    second.result(timeout=10)
+    waiting = [*two_wait_behind_a_third(bench, held), bench.committer.submit("spans", batch("fourth"))]
+    for future in waiting:
+        future.result(timeout=10)
+    waiting = [bench.committer.submit("spans", batch(name, count)) for name, count in (("fifth", 300), ("sixth", 600))]
+    for future in waiting:
+        future.result(timeout=10)
     bench.close()
-    assert entry_sizes(tmp_path) == [300, 900]
+    assert entry_sizes(tmp_path) == [300, 900, 900]
+
+
+def back_at_once(bench: Bench, done: Future[None], table: pa.Table) -> Future[None]:
+    """What a sender sends in the very moment of its answer; it ends as the first does where it is refused."""
+    again: Future[None] = Future()
+
+    def send(_: Future[None]) -> None:
+        try:
+            bench.receipts.scanned("spans", table.num_rows, 0, {}, {}, {})
+            bench.committer.submit("spans", table).add_done_callback(lambda own: again.set_result(own.result()))
+        except QueueFull as error:
+            again.set_exception(error)
+
+    done.add_done_callback(send)
+    return again
+
+
+def test_who_is_back_at_once_is_one_sender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer, "GATHER_S", 3600.0)
+    bench, held = Bench(tmp_path, queue_rows=10_000), Held(monkeypatch)
+    again = back_at_once(bench, bench.committer.submit("spans", batch("first")), batch("third"))
+    second = held.while_entered(lambda: bench.committer.submit("spans", batch("second")))
+    assert [future.result(timeout=10) for future in (second, again)] == [None, None]
+    bench.close()
+    assert entry_sizes(tmp_path) == [300, 600]
+
+
+def test_what_is_durable_takes_no_room_of_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, held = Bench(tmp_path, queue_rows=30), Held(monkeypatch)
+    bench.receipts.scanned("spans", 20, 0, {}, {}, {})
+    first = bench.committer.submit("spans", batch("first", 20))
+    again = held.while_entered(lambda: back_at_once(bench, first, batch("second", 20)))
+    assert again.result(timeout=10) is None
+    bench.close()
+    assert bench.facts() == {"received": 40, "stored": 40}
 
 
 @pytest.mark.parametrize("size", [1, 300])

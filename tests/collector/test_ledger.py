@@ -12,7 +12,8 @@ from span_tables import span_frame
 
 from phasewise.collector import ledger as module
 from phasewise.collector.ledger import Admitted, Ledger, prune
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
+from phasewise.collector.transaction import Transaction
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 from phasewise.collector import rollups
 from phasewise.collector.attribution import typed
 from phasewise.collector.rollups import HOUR_NS, MINUTE_NS
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
 from phasewise.collector.tables import GAMMA, ROLLUP_HISTOGRAMS, ROLLUP_SUMS
+from phasewise.collector.transaction import Transaction
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
 HOUR = 1_796_000_000 * 10**9 // HOUR_NS * HOUR_NS

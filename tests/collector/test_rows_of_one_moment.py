@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from writing import bench, engine_span
 
-from phasewise.collector.store import Transaction
+from phasewise.collector.transaction import Transaction
 
 STORED = 300
 

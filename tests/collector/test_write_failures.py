@@ -12,7 +12,8 @@ import pytest
 from writing import NOW, Bench, bench, engine_span
 
 from phasewise.collector.records import METRIC_SCHEMA
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
+from phasewise.collector.transaction import Transaction
 
 POINTS = pa.Table.from_pylist(
     [

@@ -13,7 +13,8 @@ import pytest
 from builders import START_UNIX_NS, make_request, request_table
 from stocked import NOW_UNIX_NS, Served
 
-from phasewise.collector.store import Store, Transaction
+from phasewise.collector.store import Store
+from phasewise.collector.transaction import Transaction
 from phasewise.dashboard.commands import doctor
 from phasewise.rules.errors import MachineError
 
