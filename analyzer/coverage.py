@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add, sub
 
 import numpy as np
 import polars as pl
@@ -21,6 +22,7 @@ from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.statistics import floats, rounded
 from phasewise.analyzer.window import Window
+from phasewise.collector.histogram_shapes import Shape, merged_shapes
 
 PARTIAL_RATIO = 0.95  # below, the spans of one replica do not tell how many requests ran together
 LEAST_COUNTED = 20  # finished requests, before a share of them says anything
@@ -207,25 +209,26 @@ def _histogram(
     """Requests by end-to-end time between the first and the last sample, over restarts; nothing where no histogram tells."""
     nothing: tuple[tuple[float, ...], Floats] = ((), np.empty(0))
     bounds = [0, *restarts.tolist(), len(samples)]
-    edges: tuple[float, ...] = ()
-    total = np.empty(0)
+    total: Shape | None = None
     for low, high in itertools.pairwise(bounds):
         begin, end = _shape(samples["histograms"][low]), _shape(samples["histograms"][high - 1])
         if end is None or (begin is None and low == 0):
             return nothing
-        counts = end[1] - (begin[1] if low == 0 and begin is not None and begin[0] == end[0] else 0.0)
-        if edges and end[0] != edges:
-            return nothing
-        edges, total = end[0], counts + (total if len(total) else 0.0)
-    return edges, np.diff(total, prepend=0.0)
+        # An exponential one has further edges once it counted something further off.
+        grown = merged_shapes((end, begin), sub) if low == 0 and begin is not None else end
+        total = grown if total is None else merged_shapes((total, grown), add)
+    edges = tuple(sorted(total or {}))
+    if total is None or len(edges) < 2:
+        return nothing
+    return edges, np.diff([total[edge] for edge in edges], prepend=0.0)
 
 
-def _shape(text: str | None) -> tuple[tuple[float, ...], Floats] | None:
+def _shape(text: str | None) -> Shape | None:
     told = json.loads(text).get("e2e") if text else None
     if not told:
         return None
-    edges = tuple(math.inf if one == "+Inf" else float(one) for one in told["le"])
-    return edges, np.array(told["count"], dtype=float)
+    edges = (math.inf if one == "+Inf" else float(one) for one in told["le"])
+    return dict(zip(edges, told["count"], strict=True))
 
 
 def _of_deployments(ended: pl.DataFrame, replicas: Sequence[Replica], window: Window, now_unix_ns: int) -> list[_Part]:

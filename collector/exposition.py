@@ -11,11 +11,13 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import add
 
 import polars as pl
 
 from phasewise.collector.devices import DEVICES, device_rows
 from phasewise.collector.devices import PREFIXES as DEVICE_PREFIXES
+from phasewise.collector.histogram_shapes import Shape, merged_shapes
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import EngineSample
 from phasewise.collector.schemas import polars_schema
@@ -29,6 +31,7 @@ _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _ESCAPE = re.compile(r'\\[\\"n]')
 START_TIME = "process_start_time_seconds"
 Setting = str | int | float | bool
+Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,23 +238,24 @@ def _histogram_columns(metrics: Metrics, families: Mapping[str, list[Point]]) ->
 
 
 def _buckets(points: list[Point], metrics: Metrics) -> dict[str, list[float | str]] | None:
-    """Cumulative counts by upper edge; `+Inf` as text, since JSON has no infinity."""
-    by_edge: dict[float, dict[tuple[tuple[str, str], ...], float]] = {}
+    """Cumulative counts by upper edge; `+Inf` as text, since JSON has no infinity. Copies over ranks count once (the largest)."""
+    replicas: dict[Labels, dict[Labels, Shape]] = {}
     for point in points:
         try:
             edge = float(point.labels["le"])
         except (KeyError, ValueError):
             continue
-        key = tuple(sorted(i for i in point.labels.items() if i[0] != "le" and i[0] not in metrics.rank_labels))
-        replicas = by_edge.setdefault(edge, {})
-        replicas[key] = max(replicas.get(key, 0.0), point.value)
-    if not by_edge:
+        own = tuple(sorted(item for item in point.labels.items() if item[0] != "le"))
+        key = tuple(item for item in own if item[0] not in metrics.rank_labels)
+        replicas.setdefault(key, {}).setdefault(own, {})[edge] = point.value
+    found: Shape | None = None
+    for copies in replicas.values():
+        one = merged_shapes(copies.values(), max)
+        found = one if found is None else merged_shapes((found, one), add)
+    if not found:
         return None
-    edges = sorted(by_edge)
-    return {
-        "le": [edge if math.isfinite(edge) else "+Inf" for edge in edges],
-        "count": [sum(by_edge[edge].values()) for edge in edges],
-    }
+    edges = sorted(found)
+    return {"le": [edge if math.isfinite(edge) else "+Inf" for edge in edges], "count": [found[edge] for edge in edges]}
 
 
 def _drop_what_is_off(row: dict[str, object], metrics: Metrics) -> None:
@@ -351,7 +355,8 @@ def samples_of_points(
     instances: resource text -> instance name. Points of one resource and time make one sample.
     """
     prefixes = metric_prefixes(profiles)
-    known = points.filter(pl.any_horizontal(pl.col("name").str.starts_with(prefix) for prefix in prefixes))
+    wanted = (*prefixes, START_TIME)
+    known = points.filter(pl.any_horizontal(pl.col("name").str.starts_with(prefix) for prefix in wanted))
     found = []
     for (resource, unix_ns), rows in known.group_by(["resource", "unix_ns"], maintain_order=True):
         flat = [point for row in rows.iter_rows(named=True) for point in _flat(row)]

@@ -153,17 +153,27 @@ def _histogram(point: HistogramDataPoint) -> Measured:
 
 
 def _exponential(point: ExponentialHistogramDataPoint) -> Measured:
-    """Bucket i of the positive range ends at base^(offset + i + 1), base = 2^(2^-scale); the negative range mirrors it."""
+    """Bucket i of the positive range ends at base^(offset + i + 1), base = 2^(2^-scale); the negative range mirrors it.
+
+    Each range begins with an edge of its own, at which nothing of it is counted yet: its first bucket is no wider than the others.
+    """
     total = _finite(point.sum) if point.HasField("sum") else None
+    positive, negative = point.positive, point.negative
     bounds: list[float] = []
     counts: list[int] = []
-    for i in reversed(range(len(point.negative.bucket_counts))):
-        bounds.append(-_power(point.negative.offset + i, point.scale))
-        counts.append(point.negative.bucket_counts[i])
+    if negative.bucket_counts:
+        bounds.append(-_power(negative.offset + len(negative.bucket_counts), point.scale))
+        counts.append(0)
+    for i in reversed(range(len(negative.bucket_counts))):
+        bounds.append(-_power(negative.offset + i, point.scale))
+        counts.append(negative.bucket_counts[i])
     bounds.append(point.zero_threshold)
     counts.append(point.zero_count)
-    for i, count in enumerate(point.positive.bucket_counts):
-        bounds.append(_power(point.positive.offset + i + 1, point.scale))
+    if positive.bucket_counts and (low := _power(positive.offset, point.scale)) > point.zero_threshold:
+        bounds.append(low)
+        counts.append(0)
+    for i, count in enumerate(positive.bucket_counts):
+        bounds.append(_power(positive.offset + i + 1, point.scale))
         counts.append(count)
     return None, float(point.count), total, _buckets_json([*bounds, math.inf], [*counts, 0])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from phasewise.collector import kv_tiers
 from phasewise.collector.calls import calls_of
 from phasewise.collector.disaggregation import halves_of, marked
 from phasewise.collector.durations import seconds
@@ -51,9 +52,11 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
     supplement = pl.Series([False]).new_from_index(0, engines.height)
     for mark in marks:
         supplement |= engines["attributes"].str.contains(f'"{mark}":true', literal=True)
+    supplement |= engines["profile"].is_in([p.id for p in profiles.ordered if p.kv_tier])
     own = _chosen(engines, ~supplement)
     halves = halves_of(profiles, classified, own)
     rows, prefills = marked(_engine_rows(profiles, own, classified), halves)
+    told = _engine_rows(profiles, engines.filter(supplement), classified)
     calls = calls_of(profiles, classified, rows)
     steps, broken = steps_of(classified.filter(pl.col("role") == "steps"))
     return Normalized(
@@ -61,7 +64,7 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
         turns=calls.turns,
         steps=steps,
         events=startup_events(classified),
-        supplements=pl.concat([_engine_rows(profiles, engines.filter(supplement), classified), prefills]),
+        supplements=pl.concat([kv_tiers.marked(profiles, told), prefills]),
         superseded=[*calls.superseded, *given_way, *prefills["request_key"]],
         settings=settings_of(profiles, engines),
         unmapped=unmapped_counts(classified),

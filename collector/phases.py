@@ -6,6 +6,7 @@ is told by columns `_flag:x`, where its values are from by columns `_source:x`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from graphlib import TopologicalSorter
@@ -15,7 +16,7 @@ import polars as pl
 
 from phasewise.collector import trees
 from phasewise.collector.durations import added, seconds
-from phasewise.rules.engine_parts import Derivation, Moment, Slice
+from phasewise.rules.engine_parts import Derivation, Moment, Slice, release_numbers
 from phasewise.rules.engine_profile import EngineProfile, dependencies
 
 SENTINEL_S = -1.0
@@ -31,6 +32,7 @@ ROW = "_row"  # of a part: the place of its request among those of one profile
 FLAG = "_flag:"  # columns of what was done to a row
 SOURCE = "_source:"  # columns of where a value is from: its place in SOURCES, counted from 1
 SOURCES = ("measured:attribute", "measured:span", "measured:event", "inferred:difference", "inferred:mean_gap")
+_RELEASE = re.compile(r"v?(\d{1,6}(?:\.\d{1,6}){0,2})")  # as engines tell it: 0.16.0, v0.16.0rc1, 0.16.1.dev3+g0a1b2c3
 
 
 def sourced(source: str) -> pl.Expr:
@@ -259,6 +261,11 @@ def _derived(frame: pl.DataFrame, step: Derivation) -> pl.DataFrame:
         value = _sum(step.plus) - _sum(step.minus) if step.minus else _sum(step.plus)
         source = "inferred:difference" if step.minus else "measured:attribute"
     tests = [pl.col(step.field).is_null()]
+    if step.scopes or step.before:
+        older = _is_of(frame, step)
+        if not older.any():
+            return frame
+        tests.append(pl.lit(older))
     tests += [pl.col(name).is_null() for name in step.unless]
     tests += [pl.col(name).is_not_null() for name in step.needs]
     if step.close_left:
@@ -282,6 +289,19 @@ def _derived(frame: pl.DataFrame, step: Derivation) -> pl.DataFrame:
     if step.quality:
         frame = flagged(frame, pl.when(new).then(pl.lit(step.quality)))
     return frame.with_columns(additions).drop("_new_s")
+
+
+def _is_of(frame: pl.DataFrame, step: Derivation) -> pl.Series:
+    """Rows whose scope, or whose engine's release, is among those that a derivation is for."""
+    chosen = frame.select(pl.col("_scope").is_in(step.scopes).fill_null(False)).to_series()
+    if not step.before or "engine_version" not in frame.columns or frame["engine_version"].null_count() == frame.height:
+        return chosen
+    told = pl.Series(frame["engine_version"].unique().drop_nulls())
+    limit = release_numbers(step.before)
+    older = [
+        one for one in told if (release := _RELEASE.match(one)) and release_numbers(release[1])[: len(limit)] < limit
+    ]
+    return chosen | frame["engine_version"].is_in(older).fill_null(False)
 
 
 def _sum(names: Iterable[str]) -> pl.Expr:

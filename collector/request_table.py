@@ -10,6 +10,7 @@ import polars as pl
 from phasewise.collector.attribution import typed, without_attribution
 from phasewise.collector.completion import CLIENT_COLUMNS, NEAR_NS, SUPPLEMENT_COLUMNS, Identifiers, filled
 from phasewise.collector.disaggregation import IS_HALF, IS_PAIR, OF_PAIR, PREFILL_SOURCE, with_prefill, with_residual
+from phasewise.collector.kv_tiers import IS_LOADED, IS_TIER, OF_LOAD, TIER_SOURCE, with_loads
 from phasewise.collector.requests import FULL_SCHEMA, REQUEST_SCHEMA
 from phasewise.collector.transaction import Transaction
 
@@ -42,7 +43,8 @@ def changes_of(
     made, gone = _with_other_sides(transaction, identifiers, made)
     stored = _stored(transaction, made)
     rows = _merged(stored, made)
-    completed = _supplemented(transaction, identifiers, rows, supplements)
+    completed = _supplemented(transaction, identifiers, rows, supplements.filter(~IS_TIER))
+    completed = with_loads(transaction, completed, supplements.filter(IS_TIER))
     # A supplement may have completed rows that were not made now: those are in the table as well.
     if completed is rows and stored.is_empty():
         return Changes(rows, [], [*superseded, *gone])
@@ -91,14 +93,17 @@ def _stored(transaction: Transaction, made: pl.DataFrame) -> pl.DataFrame:
 
 def _merged(stored: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
     """New rows, and stored rows with what normalization says differently now; values it does not know are kept, and of a row that was
-    joined to its prefill half what is of both: that half may be in a trace of its own, which nobody looks at now."""
+    joined to its prefill half what is of both, or to a KV tier what is loaded: those may be in traces of their own, which nobody looks at
+    now."""
     if stored.is_empty():
         return without_attribution(made)
     new = made.join(stored.select("request_key"), on="request_key", how="anti", maintain_order="left")
     pairs = stored.join(made, on="request_key", how="inner", suffix=":new")
-    joined = pairs.select(IS_PAIR.any()).item()
+    joined, loaded = pairs.select(IS_PAIR.any().alias("pair"), IS_LOADED.any().alias("loaded")).row(0)
     if joined:
         pairs = pairs.with_columns(pl.when(~IS_PAIR).then(f"{name}:new").alias(f"{name}:new") for name in OF_PAIR)
+    if loaded:
+        pairs = pairs.with_columns(pl.when(~IS_LOADED).then(f"{name}:new").alias(f"{name}:new") for name in OF_LOAD)
     compared = [name for name in REQUEST_SCHEMA if name not in _NOT_COMPARED]
     differs = pl.any_horizontal(
         pl.col(f"{name}:new").is_not_null() & pl.col(name).ne_missing(pl.col(f"{name}:new")) for name in compared
@@ -106,7 +111,7 @@ def _merged(stored: pl.DataFrame, made: pl.DataFrame) -> pl.DataFrame:
     changed = pairs.filter(differs).with_columns(
         pl.coalesce(f"{name}:new", name).alias(name) for name in REQUEST_SCHEMA if name != "request_key"
     )
-    changed = with_residual(changed, IS_PAIR) if joined else changed
+    changed = with_residual(changed, IS_PAIR | IS_LOADED) if joined or loaded else changed
     return pl.concat([without_attribution(new), changed.select(list(FULL_SCHEMA))])
 
 
@@ -147,16 +152,17 @@ def _supplemented(
     transaction: Transaction, identifiers: Identifiers, rows: pl.DataFrame, supplements: pl.DataFrame
 ) -> pl.DataFrame:
     """Rows with what supplements say; a supplement whose row has not come waits in its table, for an hour (`lone_halves`)."""
-    if supplements.is_empty() and transaction.query("SELECT 1 FROM supplements LIMIT 1").is_empty():
+    held = "SELECT 1 FROM supplements WHERE source IS DISTINCT FROM ? LIMIT 1"
+    if supplements.is_empty() and transaction.query(held, [TIER_SOURCE]).is_empty():
         return rows
     incoming = typed(supplements)
     window = [min(_low(rows), _low(incoming)) - NEAR_NS, max(_high(rows), _high(incoming)) + NEAR_NS]
     named = pl.concat([rows["request_id"], incoming["request_id"]]).drop_nulls().unique().to_frame()
     waiting = typed(
         transaction.query(
-            "SELECT * FROM supplements WHERE finished_unix_ns BETWEEN ? AND ? "
+            "SELECT * FROM supplements WHERE finished_unix_ns BETWEEN ? AND ? AND source IS DISTINCT FROM ? "
             "AND (output_tokens IS NULL OR source = ? OR request_id IN (SELECT request_id FROM named))",
-            [*window, PREFILL_SOURCE],
+            [*window, TIER_SOURCE, PREFILL_SOURCE],
             named=named,
         )
     )

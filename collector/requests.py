@@ -87,6 +87,7 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
         pl.col("start_unix_ns").alias("arrival_unix_ns"),
         "received_unix_ns",
         pl.col("parent_span_id").is_not_null().alias("_called"),
+        pl.col("scope_name").alias("_scope"),
         seconds(pl.col("end_unix_ns") - pl.col("start_unix_ns")).alias("_span_s"),
         pl.lit(profile.id).alias("engine"),
         pl.when(pl.col("status_code") == 2)

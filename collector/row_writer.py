@@ -23,6 +23,7 @@ from phasewise.collector.recordings import note_recordings
 from phasewise.collector.records import Annotation
 from phasewise.collector.registry import SEEN
 from phasewise.collector.request_table import changes_of, delete_rows, replace_turns
+from phasewise.collector.sample_parts import complete_samples
 from phasewise.collector.sample_table import add_samples, deviations, hours_marked_otherwise, mark_joined
 from phasewise.collector.steps import steps_of
 from phasewise.collector.transaction import Transaction
@@ -139,11 +140,15 @@ class RowWriter:
         parted = self.apart(samples)
         names = dict(zip(samples.select("instance", "unix_ns").iter_rows(), parted["instance"], strict=True))
         new = add_samples(self._transaction, parted)
+        more = (
+            new.clear() if new.height == parted.height else complete_samples(self._transaction, parted, self._profiles)
+        )
         self.write_events(self._memory.restarts.marks(self._transaction, new))
-        if new.is_empty() and not settings:
+        if new.is_empty() and more.is_empty() and not settings:
             return 0
-        past = new.filter(pl.col("unix_ns") <= self._clock() + FUTURE_NS)
-        self._memory.counters.add("future_samples", new.height - past.height)
+        last = self._clock() + FUTURE_NS
+        past = pl.concat([new, more]).filter(pl.col("unix_ns") <= last)
+        self._memory.counters.add("future_samples", new.filter(pl.col("unix_ns") > last).height)
         self._memory.registry.see_samples(past)
         for instance, unix_ns, values in settings:
             self._memory.registry.see_scraped_settings(names.get((instance, unix_ns), instance), unix_ns, values)

@@ -109,6 +109,7 @@ class Derivation:
     unless: fields that must be unknown; needs: fields that must be known; close_*: sums that must agree within the larger
     tolerance;
     covers: the phases a combined value covers; quality: flag set on rows that use it.
+    scopes, before: only for spans of these instrumentation scopes, or whose engine says that its release is older ("0.17").
     """
 
     field: str
@@ -124,6 +125,24 @@ class Derivation:
     close_tolerance_ratio: float = 0.0
     covers: str = ""
     quality: str = ""
+    scopes: tuple[str, ...] = ()
+    before: str = ""
+
+
+def release_numbers(text: str) -> tuple[int, ...]:
+    """A release ("0.9.2") as numbers that compare."""
+    return tuple(int(part) for part in text.split("."))
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What an engine tells otherwise in some of its releases. since, before: "0.9.2", the first with it and the first without;
+    either may be missing. source: the release and the file it was read in."""
+
+    since: str
+    before: str
+    says: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +222,8 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """spans: a whole trace in short form; request: columns and their expected values; absent: columns that must be null."""
+    """spans: a whole trace in short form; request: columns and their expected values; absent: columns that must be null.
+    source: the release and the file that its shape was read in."""
 
     name: str
     spans: tuple[Mapping[str, Any], ...]
@@ -213,3 +233,4 @@ class Example:
     scrape: str = ""
     sample: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""

@@ -9,6 +9,7 @@ Names that start with ``own_`` are working values: derivations see them, the row
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -33,6 +34,7 @@ from phasewise.rules.engine_parts import (
     Key,
     Metrics,
     Moment,
+    Release,
     Slice,
 )
 from phasewise.rules.engine_settings import SPAN_SETTINGS
@@ -53,6 +55,7 @@ class EngineProfile:
     order: int
     versions: str
     sources: tuple[str, ...]
+    releases: tuple[Release, ...]  # what differs between those of `versions`
     detect: tuple[Detector, ...]
     settle: str  # span: the row is complete with one span; trace: child spans follow
     parts: tuple[Detector, ...]  # spans that belong to a request of this engine, known and not unmapped
@@ -74,6 +77,8 @@ class EngineProfile:
     recorded: bool  # a server's own record of a call, sent beside its spans: no client's boundary
     of_parts: bool  # whatever nobody knows and has at least two of the slices as children is a request
     supplement: str  # truth attribute: the span fills another row's empty columns and makes none of its own
+    kv_tier: bool  # its requests are lookups and loads of KV for those of an engine, which share their identifier: no rows of their own
+    id_tail: str  # regular expression: what the engine adds to an identifier inside, and its own spans do not show
     error_outcome: str  # outcome of a span with error status
     id_prefixes: tuple[str, ...]
     id_suffixes: tuple[str, ...]
@@ -108,6 +113,7 @@ def load_engine(path: Path) -> EngineProfile:
         order=table.count("order"),
         versions=table.text_or_none("versions") or "",
         sources=table.texts("sources"),
+        releases=tuple(read.release(part) for part in table.tables("release")),
         detect=tuple(read.detector(part) for part in table.tables("detect")),
         settle=read.word_or(table, "settle", ("span", "trace"), "span"),
         parts=tuple(read.detector(part) for part in table.tables("part")),
@@ -131,6 +137,8 @@ def load_engine(path: Path) -> EngineProfile:
         recorded=table.truth("recorded"),
         of_parts=table.truth("of_parts"),
         supplement=table.text_or_none("supplement") or "",
+        kv_tier=table.truth("kv_tier"),
+        id_tail=_pattern(table, "id_tail"),
         error_outcome=read.word_or(table, "error_outcome", ("error", "aborted", "refused"), "error"),
         id_prefixes=read.texts(table, "id_prefixes"),
         id_suffixes=read.texts(table, "id_suffixes"),
@@ -143,6 +151,15 @@ def load_engine(path: Path) -> EngineProfile:
     table.finish()
     _check(table, profile)
     return profile
+
+
+def _pattern(table: TomlTable, key: str) -> str:
+    text = table.text_or_none(key) or ""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise table.error(key, f"is no regular expression: {error}") from None
+    return text
 
 
 def _disaggregated(table: TomlTable | None) -> Disaggregated | None:
@@ -181,6 +198,14 @@ def _check(table: TomlTable, profile: EngineProfile) -> None:
         raise table.error(
             "of_parts", 'needs settle = "trace" and at least two slices: they are how the request is known'
         )
+    if profile.kv_tier and (profile.role != "engine" or profile.settle != "trace" or "context_s" not in profile.slices):
+        raise table.error(
+            "kv_tier", 'needs role = "engine", settle = "trace" and slices.context_s: what is loaded, and when'
+        )
+    if profile.kv_tier and "request_id" not in profile.texts:
+        raise table.error("kv_tier", "needs text.request_id: it is what the tier and the engine share")
+    if profile.id_tail and not profile.kv_tier:
+        raise table.error("id_tail", "is about the identifiers of a KV tier, and this is none (kv_tier)")
     if not profile.detect and not profile.of_parts and profile.metrics is None:
         raise table.error("detect", "is missing, and so is metrics: the profile would never be used")
     if not profile.examples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from types import MappingProxyType
@@ -25,8 +26,10 @@ from phasewise.rules.engine_parts import (
     Key,
     Metrics,
     Moment,
+    Release,
     Series,
     Slice,
+    release_numbers,
 )
 from phasewise.rules.errors import RuleError
 from phasewise.rules.toml_table import TomlTable, did_you_mean
@@ -169,6 +172,8 @@ def derivation(table: TomlTable) -> Derivation:
         close_tolerance_ratio=close.number("tolerance_ratio") if close else 0.0,
         covers=table.text_or_none("covers") or "",
         quality=table.text_or_none("quality") or "",
+        scopes=texts(table, "scope"),
+        before=_release_or_none(table, "before"),
     )
     if close:
         close.finish()
@@ -182,6 +187,28 @@ def derivation(table: TomlTable) -> Derivation:
     for phase in filter(None, found.covers.split(",")):
         if phase not in PHASES:
             raise table.error("covers", f"unknown phase {phase!r}; known: {', '.join(PHASES)}")
+    return found
+
+
+def _release_or_none(table: TomlTable, key: str) -> str:
+    text = table.text_or_none(key) or ""
+    if text and not re.fullmatch(r"\d+(\.\d+){1,2}", text):
+        raise table.error(key, f'must be a release such as "0.17" or "0.9.2", not {text!r}')
+    return text
+
+
+def release(table: TomlTable) -> Release:
+    found = Release(
+        since=_release_or_none(table, "since"),
+        before=_release_or_none(table, "before"),
+        says=table.text("says"),
+        source=table.text("source"),
+    )
+    table.finish()
+    if not found.since and not found.before:
+        raise RuleError(table.path, table.prefix, "needs since or before: which releases is it about?")
+    if found.since and found.before and release_numbers(found.since) >= release_numbers(found.before):
+        raise table.error("before", f"{found.before!r} is not after since, {found.since!r}")
     return found
 
 
@@ -279,6 +306,7 @@ def example(table: TomlTable) -> Example:
         scrape=table.text_or_none("scrape") or "",
         sample=_raw_table(table, "sample") or {},
         settings=_raw_table(table, "settings") or {},
+        source=table.text_or_none("source") or "",
     )
     table.finish()
     if bool(found.spans) == bool(found.scrape):

@@ -61,7 +61,8 @@ class Tempo:
         except Missing:
             remedy = "name what stands before /api/search, by default http://HOST:3200"
             raise InputError(self.url, "", "has no Tempo API there: 404", remedy) from None
-        found = answer.get("traces", []) if isinstance(answer, dict) else None
+        found = answer.get("traces") if isinstance(answer, dict) else False
+        found = [] if found is None else found
         if not isinstance(found, list) or not {"traces", "metrics"} & set(answer):
             raise self._remote.strange(path, "no list called traces")
         names = [str(trace["traceID"]) for trace in found if isinstance(trace, dict) and trace.get("traceID")]

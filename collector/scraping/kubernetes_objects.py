@@ -131,7 +131,7 @@ def _of_slice(found: Object, job: Job, wanted: Kubernetes) -> Iterator[Endpoint]
         known = {
             "k8s.namespace.name": metadata.get("namespace"),
             "k8s.service.name": _texts(metadata.get("labels")).get("kubernetes.io/service-name"),
-            "k8s.node.name": endpoint.get("nodeName"),
+            "k8s.node.name": endpoint.get("nodeName") or _old_node(endpoint),
             "k8s.pod.name": pod.get("name") if of_pod else None,
             "k8s.pod.uid": pod.get("uid") if of_pod else None,
         }
@@ -141,6 +141,12 @@ def _of_slice(found: Object, job: Job, wanted: Kubernetes) -> Iterator[Endpoint]
                 name = f"{metadata.get('namespace', 'default')}/{pod.get('name')}" if of_pod else ""
                 for number, _ in _chosen(pairs, wanted, annotations):
                     yield _endpoint(address, number, annotations, job, labels, name)
+
+
+def _old_node(endpoint: Object) -> object:
+    """The node as slices of the API's v1beta1 name it; v1 shows what was written through that as deprecatedTopology."""
+    topology = _mapping(endpoint.get("deprecatedTopology") or endpoint.get("topology"))
+    return topology.get("kubernetes.io/hostname")
 
 
 def _endpoint(

@@ -12,12 +12,21 @@ LINE_EVERY_S = 10.0
 
 @contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
-    """Gives a function to call with the amount done since the last call; total None: only that it is at work."""
+    """Gives a function to call with the amount done since the last call; total None: only that it is at work.
+
+    title: may hold a file's name, which is shown as it stands: no markup, and nothing that steers a terminal.
+    """
+    title = "".join(sign if sign.isprintable() else "?" for sign in title)
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+        )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=total)
             yield lambda amount: bar.advance(task, amount)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,27 @@ def test_a_restart_of_the_counters_loses_no_request() -> None:
     found = sampled(kept(ALL, head(0.1)), scrapes(ALL, restart_s=302.0))
     assert found.kind == "head"
     assert found.counted == pytest.approx(len(ALL), rel=0.02)
+
+
+def as_exponential(sample: EngineSample) -> EngineSample:
+    """Edges only around what was counted by then, as exponential histograms have them."""
+    shape = json.loads(sample.histograms or "{}")["e2e"]
+    total = shape["count"][-1]
+    told = list(zip(shape["le"], shape["count"], strict=True))
+    first = max((i for i, (_, count) in enumerate(told) if count == 0), default=0)
+    last = next(i for i, (_, count) in enumerate(told) if count == total)
+    near = [*told[first : last + 1], *([("+Inf", total)] if told[last][0] != "+Inf" else [])]
+    made = {"e2e": {"le": [0.0, *(edge for edge, _ in near)], "count": [0, *(count for _, count in near)]}}
+    return dataclasses.replace(sample, histograms=json.dumps(made))
+
+
+def test_a_histogram_whose_edges_come_with_its_counts_tells_the_same() -> None:
+    spans = kept(ALL, tail(ALL, 0.05, 0.1))
+    growing = [as_exponential(sample) for sample in scrapes(ALL)]
+    assert len({len(json.loads(sample.histograms or "")["e2e"]["le"]) for sample in growing}) > 3
+    found, fixed = sampled(spans, growing), sampled(spans, scrapes(ALL))
+    assert (found.kind, found.by, found.is_fair) == (fixed.kind, fixed.by, True)
+    assert found.weights(frame(spans)) == pytest.approx(fixed.weights(frame(spans)))
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,10 @@ def test_an_exponential_histogram_gets_its_own_bounds() -> None:
         name="e", exponential_histogram=ExponentialHistogram(data_points=[point], aggregation_temporality=CUMULATIVE)
     )
     (row,) = scan(metric).rows.to_pylist()
-    assert json.loads(row["buckets"]) == {"le": [-1.0, 0.0, 4.0, 8.0, "+Inf"], "count": [4, 5, 7, 10, 10]}
+    assert json.loads(row["buckets"]) == {
+        "le": [-2.0, -1.0, 0.0, 2.0, 4.0, 8.0, "+Inf"],
+        "count": [0, 4, 5, 5, 7, 10, 10],
+    }
 
 
 def test_a_summary_keeps_its_quantiles() -> None:

@@ -12,6 +12,7 @@ import pytest
 from span_tables import at, span_frame
 
 from phasewise.collector.exposition import read_exposition
+from phasewise.collector.kv_tiers import IS_TIER, loaded
 from phasewise.collector.normalize import normalize
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import EngineSample, Request, columns
@@ -65,7 +66,8 @@ def test_example_gives_the_row_it_promises(profile: EngineProfile, example: Exam
     told = {name: value for _, values in done.settings for name, value in values.items()}
     assert {name: told.get(name) for name in example.settings} == dict(example.settings)
     if example.requests_count:
-        check_request(done.requests.row(0, named=True), profile, example)
+        rows = loaded(done.requests, done.supplements.filter(IS_TIER))
+        check_request(rows.row(0, named=True), profile, example)
 
 
 def test_every_profile_has_its_place_in_the_order() -> None:
@@ -122,6 +124,28 @@ request = { queue_s = 0.25 }
         ("title =", "title", "syntax", "line"),
         ("order = 99", "order = 99\nserves = true", "serves", "call_boundary"),
         ("order = 99", "order = 99\nof_parts = true", "of_parts", "slices"),
+        ("order = 99", "order = 99\nkv_tier = true", "kv_tier", "settle"),
+        (
+            "order = 99",
+            "order = 99\nkv_tier = true\nsettle = 'trace'\nslices.context_s = { names = 'load' }",
+            "kv_tier",
+            "request_id",
+        ),
+        (
+            "[[example]]",
+            "[[derive]]\nfield = 'decode_s'\nplus = 'queue_s'\nbefore = '0.x'\n[[example]]",
+            "before",
+            "0.17",
+        ),
+        ("[time]", "[[release]]\nsays = 's'\nsource = 't'\n[time]", "release[0]", "since or before"),
+        (
+            "[time]",
+            "[[release]]\nsince = '0.10'\nbefore = '0.9'\nsays = 's'\nsource = 't'\n[time]",
+            "release[0].before",
+            "not after",
+        ),
+        ("order = 99", "order = 99\nid_tail = '-x'", "id_tail", "kv_tier"),
+        ("order = 99", "order = 99\nid_tail = '-('", "id_tail", "regular expression"),
         ("[[example]]", '[[derive]]\nfield = "decode_s"\nper_gap = "gap_s"\n[[example]]', "decode_s", "gap_s"),
         (
             "[[example]]",
