@@ -4,7 +4,7 @@
     python tests/benchmarks/efficiency_fit.py --write    writes them into the rule files
     python tests/benchmarks/efficiency_fit.py --check    compares whole steps with measured ones, fits nothing
 
-Damped Gauss-Newton on log(time), Huber's loss; ratios stay below 1 and lengths above 0 by change of variable. Deterministic.
+Exit code 4 where the tables are not there. Damped Gauss-Newton on log(time), Huber's loss; ratios stay below 1 and lengths above 0 by change of variable. Deterministic.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.machine import machine_line
 from efficiency_check import print_checks
 from efficiency_tables import VLLM, Curve, Measured, gpu_of, stated_errors, tables
 from shared_data import ROOT, shared_root
@@ -221,18 +222,19 @@ GENERIC = """# For accelerators whose kernels nobody published by operator: fitt
 """
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     folder = shared_root() / "reference"
     if not folder.exists():
-        print(f"skipped: no shared data at {folder} (set PHASEWISE_SHARED to the folder that holds it)")
-        return
+        print(f"no shared data at {folder} (set PHASEWISE_SHARED to the folder that holds it)", file=sys.stderr)
+        return 4
+    print(machine_line(("phasewise", "numpy")), file=sys.stderr)
     if options.check:
         print_checks(folder)
-        return
+        return 0
     documents = {f"gpus/{gpu}.toml": document(folder, [gpu], "efficiency.") for gpu in VLLM}
     documents["efficiency.toml"] = document(folder, list(VLLM), "")
     for name, text in documents.items():
@@ -243,7 +245,8 @@ def main() -> None:
             path.write_text(path.read_text("utf-8").split(MARK)[0].rstrip("\n") + "\n" + MARK + text, "utf-8")
         else:
             path.write_text(GENERIC + "\n" + text, "utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,8 @@ worth and each keeps to its part of the time, so that a run cut short leaves wha
 3. decode     batch x context: milliseconds, share of the measured bandwidth, ratio to the data sheet's bound and to the time law
 4. prefill    prompt lengths: milliseconds, share of the measured peak
 5. spans      the same closed load with telemetry on and off, interleaved; ratio of the wall times with its spread
+
+Exit code 1 where a request was not served, a span not sent or no step run; 2 for an unknown shape, 4 without a device.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
+from benchmarks.machine import machine
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from phasewise.instrumented_engine.config import EngineConfig
@@ -113,7 +118,7 @@ def facts(bench: Bench) -> dict[str, object]:
         "memory_bytes": torch.cuda.get_device_properties(bench.device).total_memory if cuda else None,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "python": platform.python_version(),
+        **machine(("phasewise", "torch")),
         "shape": bench.name,
         "dtype": bench.dtype,
         "weights": "random",
@@ -251,7 +256,11 @@ def closed_load(bench: Bench, requests: int, telemetry: bool) -> float:
         core.recording.steps.clear()
         core.recording.chunks.clear()
 
+    served = 0
+
     def finished(sequence: Sequence) -> None:
+        nonlocal served
+        served += 1
         if export is not None:
             export.request(request_telemetry(sequence, bench.name, instance="bench"))
 
@@ -271,8 +280,12 @@ def closed_load(bench: Bench, requests: int, telemetry: bool) -> float:
     began = time.perf_counter()
     core.run(specs)
     taken = time.perf_counter() - began
+    if served != requests:
+        raise SystemExit(f"{served} of {requests} requests were served, {len(core.recording.refused)} refused")
     if export is not None:
         export.close(5.0)
+        if export.dropped or export.failed or not export.sent:
+            raise SystemExit(f"{export.sent} spans were sent, {export.dropped} dropped, {export.failed} failed")
     return taken
 
 
@@ -360,6 +373,10 @@ def main(arguments: list[str] | None = None) -> int:
     report.keep("prefill", prefill(bench, until("prefill"), measured))
     report.keep("spans", spans(bench, until("spans")))
     print((options.out / "gpu.md").read_text())
+    cells = report.found["decode"]
+    if cells and not any("s" in cell for cell in cells):
+        print(f"decode: no step could be run: {cells[0]['left_out']}", file=sys.stderr)
+        return 1
     return 0
 
 

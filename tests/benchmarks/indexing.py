@@ -16,13 +16,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import platform
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +28,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import benchmarks.store_memory  # noqa: F401 - before what it speaks of
-import duckdb
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from benchmarks.indexing_load import Load
+from benchmarks.machine import machine
 
 from phasewise.analyzer.attribution import attributor
 from phasewise.collector.journal import JournalWriter
@@ -44,6 +41,7 @@ from phasewise.dashboard.commands.store_process import pause_after
 from phasewise.rules.load import load_rulebook
 
 SPANS = 480_000
+PACKAGES = ("phasewise", "duckdb", "polars", "pyarrow", "numba")
 RATES = {8: 60_000.0, 1: 30_000.0}
 # Where CPU time goes, each without those inside it: name -> module and function.
 STAGES = {
@@ -198,18 +196,10 @@ def measured(load: Load, profile: bool) -> dict[str, object]:
     }
 
 
-def machine() -> dict[str, object]:
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "duckdb": duckdb.__version__,
-        "polars": pl.__version__,
-        "pyarrow": pa.__version__,
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--json", action="store_true", help="the last line is a JSON object")
     parser.add_argument(
         "--shape", type=int, choices=sorted(RATES), help="spans a request; without it both, one after the other"
@@ -218,11 +208,11 @@ def main() -> int:
     parser.add_argument("--rate", type=float, help="spans a second of load; 0: all are there at the beginning")
     parser.add_argument("--instances", type=int, default=8)
     parser.add_argument("--profile", action="store_true", help="CPU seconds by stage, on stderr")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     shapes = [chosen.shape] if chosen.shape else [8, 1]
     # A first small load: what is compiled or imported once counts for nobody.
     measured(Load(shapes[0], 8_000, 1e5, chosen.instances), profile=False)
-    found: dict[str, object] = {"benchmark": "indexing", **machine()}
+    found: dict[str, object] = {"benchmark": "indexing", **machine(PACKAGES)}
     for shape in shapes:
         rate = RATES[shape] if chosen.rate is None else chosen.rate
         figures = measured(Load(shape, chosen.spans, rate, chosen.instances), chosen.profile)

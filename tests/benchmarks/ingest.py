@@ -5,12 +5,18 @@ connections of one engine each, 512 spans a body, three keys a span that nobody 
 a server of its own. A closed loop, which sends as much as is answered, tells only what is durable and acknowledged. Then --rate spans
 a second arrive, once with eight spans a request and once with one: backlog, rows, memory; and half of --rate, with eight. Rates of the
 server are per second of CPU of its two processes, from the first body until nothing is left to do, so that they tell the same on a busy
-machine. With --peers `rotel` and `arize-phoenix` get the same load, each from an environment of its own (ingest_peers.py).
+machine. `rotel` and `arize-phoenix` get the same load where they are installed, each in an environment of its own (ingest_peers.py);
+--peers installs them. With --during-analysis a server that already holds --requests requests of the last hours is asked the heaviest
+questions about them while 20,000 spans a second arrive (ingest_analysis.py); --analysis-only leaves out all else.
 
-With --json the last line is one object. null: not measured, or nothing to measure with. `visible_p99_s`: from the acknowledgement of a
-request to the first answer of `GET /api/v1/requests/{id}` with it, while --rate arrives at eight spans a request, which may be more than
-the server takes; `visible_p99_at_half_rate_s`: at half of that, for at most 20 s. `receive_rss_mb` is the peak over all loads,
-`store_rss_mb` over all but the closed loop. Exit code 1 where an account does not balance.
+The last lines are a table of all figures, each with its floor and whether it was met, and a line for each that was missed. With --json
+the last line is one object with the same names. null: not measured, or nothing to tell. `ack_p50_ms` and `ack_p99_ms` are those of the
+worst of the four loads, `backlog_drain_s` of the worse of both at --rate. `visible_p99_s`, and `visible_p99_s_1` at one span a request:
+from the acknowledgement of a request to the first answer of `GET /api/v1/requests/{id}` with it, while --rate arrives, which may be more
+than the server takes; `visible_p99_at_half_rate_s`: at half of that, for at most 20 s. `receive_rss_mb` is the peak over all loads,
+`store_rss_mb` over all but the closed loop.
+
+Exit code 1 where a floor was missed, an account does not balance, something was not sent, or a question was not answered.
 """
 
 from __future__ import annotations
@@ -18,102 +24,40 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import scan as scan_bench
-from benchmarks.ingest_load import Generator, Load
-from benchmarks.ingest_server import Probe, measured, memory_mb
-from benchmarks.ingest_spans import Shape, Template
+from benchmarks.ingest_analysis import during_analysis
+from benchmarks.ingest_figures import missed, named, table, worst
+from benchmarks.ingest_load import Load
+from benchmarks.ingest_peers import peers
+from benchmarks.ingest_runs import saturated, tell_run, tell_sent, under_load
+from benchmarks.machine import machine
 
 from phasewise.collector.scanners import cache_folder, load
 
 _HALF_RATE_S = 20.0
-_SEEN_S = 10.0  # for the last probes, once the backlog is gone
+_PEERS_S = 20.0
 _PACKAGES = ("phasewise", "pyarrow", "numba", "grpcio", "granian", "duckdb", "polars")
 
 
 @dataclass(slots=True)
-class Run:
-    """One load on one server. spans: acknowledged; cpu_s: of both processes until the backlog was gone; drain_s: None where it was
-    not gone in time, and then indexed_per_cpu_s too; backlog_spans: not yet counted by the store at the end of the load; missing:
-    acknowledged spans less those it counted in the end."""
+class Told:
+    """What was measured so far. failures: what makes the figures say less than they seem to; notes: what is absent."""
 
-    load: dict[str, Any]
-    spans: int
-    cpu_s: float
-    backlog_spans: int
-    drain_s: float | None
-    missing: int
-    unsettled_requests: int
-    visible_p99_s: float | None
-    receive_rss_mb: float
-    store_rss_mb: float
-
-    @property
-    def indexed_per_cpu_s(self) -> float | None:
-        return None if self.drain_s is None else self.spans / self.cpu_s
-
-    @property
-    def balances(self) -> bool:
-        return not self.missing and not self.unsettled_requests and not self.load["errors"]
-
-
-def under_load(data: Path, chosen: Load, drain_s: float) -> Run:
-    """One server, one load, until everything is indexed, settled and attributed."""
-    with measured(data) as server:
-        port = server.served.ready["otlp_grpc_port" if chosen.transport == "grpc" else "otlp_http_port"]
-        probe = Probe(server, Template(chosen.shape, 99, 8))
-        used = server.cpu_s()
-        probe.start()
-        told = Generator(replace(chosen, port=int(port))).result()
-        probe.send_no_more()
-        spans, requests = told["spans"] + probe.spans, told["requests"] + probe.requests
-        backlog = spans - server.counted()
-        drained = server.until_settled(spans, drain_s)
-        cpu = server.cpu_s() - used
-        probe.stop(_SEEN_S)
-        return Run(
-            told,
-            spans,
-            cpu,
-            backlog,
-            drained,
-            spans - server.counted(),
-            requests - server.counted("requests"),
-            probe.visible_p99_s,
-            memory_mb(server.receive_pid),
-            memory_mb(server.store_pid),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Saturated:
-    """A closed loop on one server: what the generator tells, and the peak memory of `receive`. What the store does with it all is not
-    waited for."""
-
-    load: dict[str, Any]
-    receive_rss_mb: float
-
-    @property
-    def durable_spans_per_s(self) -> float:
-        return float(self.load["spans"] / self.load["wall_s"])
-
-
-def saturated(data: Path, chosen: Load) -> Saturated:
-    with measured(data) as server:
-        port = server.served.ready["otlp_grpc_port" if chosen.transport == "grpc" else "otlp_http_port"]
-        told = Generator(replace(chosen, port=int(port))).result()
-        return Saturated(told, memory_mb(server.receive_pid))
+    figures: dict[str, Any] = field(default_factory=dict)
+    account: dict[str, int] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def scanned_per_s(seconds: float) -> float:
@@ -124,46 +68,64 @@ def scanned_per_s(seconds: float) -> float:
     return scan_bench.spans_per_s(load(cache_folder(folder)), bodies, seconds)
 
 
-def machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "load_1m": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in _PACKAGES},
+def loads(told: Told, folder: Path, chosen: argparse.Namespace) -> None:
+    """The scanner alone, and the four loads."""
+    scans = scanned_per_s(min(3.0, chosen.seconds))
+    print(f"scanner: {scans:,.0f} spans a second of one core", flush=True)
+    common = Load(0, chosen.seconds, "tree", chosen.transport, chosen.connections, limit_spans=chosen.limit_spans)
+    names = {
+        "closed": f"closed loop, {chosen.transport}",
+        "tree": f"eight spans a request, {chosen.transport}",
+        "single": f"one span a request, {chosen.transport}",
+        "half": f"half of that, eight spans a request, {chosen.transport}",
+    }
+    closed = saturated(folder / "closed", replace(common, seconds=min(chosen.closed_loop_s, chosen.seconds)))
+    tell_sent(closed.load, names["closed"])
+    told.failures += closed.failures(names["closed"])
+    at_rate = replace(common, rate_spans_per_s=chosen.rate)
+    calm = replace(common, seconds=min(_HALF_RATE_S, chosen.seconds), rate_spans_per_s=chosen.rate / 2)
+    runs = {}
+    for name, wanted in (("tree", at_rate), ("single", replace(at_rate, shape="single")), ("half", calm)):
+        runs[name] = under_load(folder / name, wanted, chosen.drain_s)
+        tell_run(runs[name], names[name])
+        told.failures += runs[name].failures(names[name])
+    tree, single, half = runs["tree"], runs["single"], runs["half"]
+    every = [closed.load, *(run.load for run in runs.values())]
+    told.figures |= {
+        "scan_spans_per_s": scans,
+        "durable_spans_per_s": closed.durable_spans_per_s,
+        "indexed_per_cpu_s_8": tree.indexed_per_cpu_s,
+        "indexed_per_cpu_s_1": single.indexed_per_cpu_s,
+        "backlog_drain_s": worst([tree.drain_s, single.drain_s]),
+        "ack_p50_ms": worst([sent["ack_p50_ms"] for sent in every]),
+        "ack_p99_ms": worst([sent["ack_p99_ms"] for sent in every]),
+        "visible_p99_s": tree.visible_p99_s,
+        "visible_p99_s_1": single.visible_p99_s,
+        "visible_p99_at_half_rate_s": half.visible_p99_s,
+        "receive_rss_mb": max(closed.receive_rss_mb, *(run.receive_rss_mb for run in runs.values())),
+        "store_rss_mb": max(run.store_rss_mb for run in runs.values()),
+    }
+    told.account = {
+        "acknowledged_spans": sum(run.spans for run in runs.values()),
+        "missing_spans": sum(run.missing for run in runs.values()),
     }
 
 
-def _sent(told: dict[str, Any], name: str) -> None:
-    print(
-        f"{name}: {told['spans']:,} spans in {told['wall_s']:.1f} s, {told['spans'] / told['wall_s']:,.0f} durable and acknowledged a "
-        f"second; ack p50 {_text(told['ack_p50_ms'], 'ms')}, p99 {_text(told['ack_p99_ms'], 'ms')}; refused {told['refused']}; "
-        f"generator {told['cpu_s']:.1f} s of CPU"
-    )
+def measure(folder: Path, chosen: argparse.Namespace) -> Told:
+    told = Told()
+    if not chosen.analysis_only:
+        loads(told, folder, chosen)
+    if chosen.during_analysis or chosen.analysis_only:
+        figures, failures = during_analysis(folder / "analysis", chosen.requests, chosen.drain_s)
+        told.figures |= figures
+        told.failures += failures
+    if chosen.peers != "none" and not chosen.analysis_only:
+        found, told.notes = peers(folder, min(_PEERS_S, chosen.seconds), install=chosen.peers == "install")
+        told.figures |= found
+    return told
 
 
-def _table(run: Run, name: str) -> None:
-    told = run.load
-    _sent(told, name)
-    print(
-        f"  indexed, settled and attributed {_text(run.indexed_per_cpu_s, 'spans per CPU-second')}; backlog at the end "
-        f"{run.backlog_spans:,} spans, gone after {_text(run.drain_s, 's')}; visible p99 {_text(run.visible_p99_s, 's')}; "
-        f"peak memory {run.receive_rss_mb:,.0f} MB receive, {run.store_rss_mb:,.0f} MB store"
-    )
-    if not run.balances:
-        print(
-            f"  DOES NOT BALANCE: {run.missing} spans and {run.unsettled_requests} requests missing; errors {told['errors']}"
-        )
-
-
-def _text(value: float | None, unit: str) -> str:
-    return "unknown" if value is None else f"{value:,.0f} {unit}" if value >= 100 else f"{value:.2f} {unit}"
-
-
-def main(arguments: list[str] | None = None) -> int:
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="of load at --rate, for each shape")
     parser.add_argument("--rate", type=float, default=80_000.0, help="spans a second where the store is measured")
@@ -172,69 +134,53 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--limit-spans", type=int, help="stop each load after about so many")
     parser.add_argument("--drain-s", type=float, default=600.0, help="longest wait for the backlog")
-    parser.add_argument("--peers", action="store_true", help="install and measure rotel and arize-phoenix too")
     parser.add_argument(
-        "--during-analysis", action="store_true", help="ack p99 beside the heaviest analysis of 1 M requests"
+        "--peers",
+        nargs="?",
+        choices=("install", "installed", "none"),
+        const="install",
+        default="installed",
+        help="rotel and arize-phoenix: install them where they are not, measure them where they are (default), or leave them out",
     )
-    parser.add_argument("--requests", type=int, default=1_000_000, help="rows for --during-analysis")
+    parser.add_argument(
+        "--during-analysis",
+        action="store_true",
+        help="also: ack p99 beside the heaviest analysis of --requests requests",
+    )
+    parser.add_argument("--analysis-only", action="store_true", help="nothing but that")
+    parser.add_argument("--requests", type=int, default=1_000_000, help="stored before the analysis")
     parser.add_argument("--json", action="store_true", help="print one object as the last line")
-    chosen = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = parsed(arguments)
     os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).resolve().parents[2] / "build" / "compiled"))
+    here = machine(_PACKAGES)  # before it is busy with this
     started = time.monotonic()
-    scans = scanned_per_s(min(3.0, chosen.seconds))
-    print(f"scanner: {scans:,.0f} spans a second of one core")
-    runs: dict[Shape, Run] = {}
-    shapes: tuple[Shape, ...] = ("tree", "single")
-    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="phasewise-bench-") as folder:
-        common = Load(0, chosen.seconds, "tree", chosen.transport, chosen.connections, limit_spans=chosen.limit_spans)
-        closed = replace(common, seconds=min(chosen.closed_loop_s, chosen.seconds))
-        full = saturated(Path(folder) / "closed-loop", closed)
-        _sent(full.load, f"closed loop, {chosen.transport}")
-        for shape in shapes:
-            load_of_shape = replace(common, shape=shape, rate_spans_per_s=chosen.rate)
-            runs[shape] = under_load(Path(folder) / shape, load_of_shape, chosen.drain_s)
-            _table(runs[shape], f"{'eight spans' if shape == 'tree' else 'one span'} a request, {chosen.transport}")
-        calm = replace(common, seconds=min(_HALF_RATE_S, chosen.seconds), rate_spans_per_s=chosen.rate / 2)
-        half = under_load(Path(folder) / "half-rate", calm, chosen.drain_s)
-        _table(half, f"half of that, eight spans a request, {chosen.transport}")
-        if chosen.during_analysis:
-            from benchmarks.ingest_analysis import during_analysis
-
-            figures |= during_analysis(Path(folder) / "analysis", chosen.requests)
-        if chosen.peers:
-            from benchmarks.ingest_peers import peers
-
-            figures |= peers(Path(folder), min(20.0, chosen.seconds))
-    first, second = runs["tree"], runs["single"]
-    every = (first, second, half)
-    told = {
-        "benchmark": "ingest",
-        "scan_spans_per_s": scans,
-        "durable_spans_per_s": full.durable_spans_per_s,
-        "indexed_per_cpu_s_8": first.indexed_per_cpu_s,
-        "indexed_per_cpu_s_1": second.indexed_per_cpu_s,
-        "backlog_drain_s": first.drain_s,
-        "ack_p50_ms": full.load["ack_p50_ms"],
-        "ack_p99_ms": full.load["ack_p99_ms"],
-        "visible_p99_s": first.visible_p99_s,
-        "visible_p99_at_half_rate_s": half.visible_p99_s,
-        "receive_rss_mb": max(full.receive_rss_mb, *(run.receive_rss_mb for run in every)),
-        "store_rss_mb": max(run.store_rss_mb for run in every),
-        "rotel_spans_per_cpu_s": None,
-        "phoenix_stored_spans_per_cpu_s": None,
-        **figures,
-        "acknowledged_spans": sum(run.spans for run in every),
-        "missing_spans": sum(run.missing for run in every),
-        "seconds": chosen.seconds,
-        "rate_spans_per_s": chosen.rate,
-        "transport": chosen.transport,
-        **machine(),
-    }
-    print(f"whole run: {time.monotonic() - started:.0f} s")
+        told = measure(Path(folder), chosen)
+    print(
+        f"whole run: {time.monotonic() - started:.0f} s; {here['cpu']}, {here['cores']} cores, load before {here['load_1m']:.1f}"
+    )
+    print(", ".join(f"{name} {version}" for name, version in here["versions"].items()))
+    for line in (*table(told.figures), *told.notes, *(f"FAILED {failure}" for failure in told.failures)):
+        print(line)
+    unmet = missed(told.figures)
     if chosen.json:
-        print(json.dumps({key: _rounded(value) for key, value in told.items()}))
-    return 0 if all(run.balances for run in every) and not full.load["errors"] else 1
+        whole = {
+            "benchmark": "ingest",
+            **named(told.figures),
+            "missed": unmet,
+            "failures": told.failures,
+            **told.account,
+            "seconds": chosen.seconds,
+            "rate_spans_per_s": chosen.rate,
+            "transport": chosen.transport,
+            **here,
+        }
+        print(json.dumps({key: _rounded(value) for key, value in whole.items()}))
+    return 1 if unmet or told.failures else 0
 
 
 def _rounded(value: object) -> object:

@@ -2,14 +2,15 @@
 
 A closed loop on each connection: the next body goes out when the one before was answered, and not before its time where the load
 has a rate. Bodies are built before (ingest_spans.py).
-A sender that is told to retry sends the same body again, as exporters do. SIGTERM ends it early. The last line is one JSON object: what was acknowledged, what
-was refused, latencies of the answered, and the CPU time of this process.
+A sender that is told to retry sends the same body again, as exporters do. SIGTERM ends it early. The first line says that it sends;
+the last is one JSON object: what was acknowledged, what was refused, latencies of the answered, and the CPU time of this process.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.ingest_spans import BATCH_SPANS, Batch, Shape, Template
 
+SENDING = "sending"  # the first line: connections are there and bodies built
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _TIMEOUT_S = 60.0
 _RETRY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -83,6 +85,7 @@ def run(load: Load, stop: threading.Event) -> dict[str, Any]:
     for thread in threads:
         thread.start()
     begin.wait()
+    print(SENDING, flush=True)
     started, used = time.monotonic(), time.process_time()
     for thread in threads:
         thread.join()
@@ -182,6 +185,16 @@ class Generator:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def wait_until_sending(self, within_s: float) -> None:
+        """SystemExit where it has not begun by then."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        ready, _, _ = select.select([stdout], [], [], within_s)
+        if not ready or stdout.readline().strip() != SENDING:
+            self._process.kill()
+            _, problem = self._process.communicate()
+            raise SystemExit(f"the load generator did not begin within {within_s:.0f} s: {problem.strip()[-2000:]}")
 
     def result(self) -> dict[str, Any]:
         """What it says at its end."""

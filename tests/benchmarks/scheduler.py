@@ -1,6 +1,6 @@
 """What the scheduler costs: a running sequence in one step, and 10,000 waiting requests.
 
-    python tests/benchmarks/scheduler.py [--json]
+    python tests/benchmarks/scheduler.py [--json] [--steps 200] [--rounds 5]
 
 Prints microseconds per running sequence and step (plan and complete, without core and time law), and the milliseconds that
 10,000 waiting requests add to a step, absolute and as a part of the step's time of plan and complete. Targets: 3 microseconds;
@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.machine import machine
 
 from phasewise.instrumented_engine.config import EngineConfig, PoolShare
 from phasewise.instrumented_engine.scheduler import Scheduler
@@ -61,10 +62,10 @@ def request(number: int, output_tokens: int, prompt_tokens: int = 16) -> Sequenc
     return Sequence(spec, number)
 
 
-def waiting_us(name: str, config: EngineConfig) -> tuple[float, float]:
+def waiting_us(name: str, config: EngineConfig, steps: int = STEPS, rounds: int = ROUNDS) -> tuple[float, float]:
     """Median microseconds of plan and complete while RUNNING sequences decode, without and with WAITING in the queue."""
     times: dict[int, list[float]] = {0: [], WAITING: []}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for waiting, found in times.items():
             scheduler = Scheduler(config)
             for number in range(RUNNING):
@@ -74,7 +75,7 @@ def waiting_us(name: str, config: EngineConfig) -> tuple[float, float]:
                 prompt = LONG_TOKENS if name == "kv" else 16
                 assert scheduler.submit(request(RUNNING + number, 2000, prompt), now_ns) is None
             now_ns = step(scheduler, now_ns)
-            for _ in range(STEPS):
+            for _ in range(steps):
                 begin = time.perf_counter_ns()
                 now_ns = step(scheduler, now_ns)
                 found.append((time.perf_counter_ns() - begin) / 1e3)
@@ -103,20 +104,21 @@ def whole_lives_us() -> float:
     return (time.perf_counter_ns() - begin) / tokens / 1e3
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="What the scheduler costs.")
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each round and setting")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", action="store_true")
     wants = parser.parse_args(arguments)
     result: dict[str, object] = {
-        "machine": machine(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
+        "benchmark": "scheduler",
+        **machine(("phasewise", "numpy")),
         "running": RUNNING,
         "waiting": WAITING,
         "whole_lives_us_per_sequence_step": round(whole_lives_us(), 3),
     }
     for name, config in SETTINGS.items():
-        base, loaded = waiting_us(name, config)
+        base, loaded = waiting_us(name, config, wants.steps, wants.rounds)
         result[name] = {
             "us_per_sequence_step": round(base / RUNNING, 3),
             "waiting_ms_per_step": round((loaded - base) / 1e3, 4),
@@ -130,17 +132,5 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def machine() -> str:
-    try:
-        models = {
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        }
-    except OSError:
-        models = {platform.processor()}
-    return ", ".join(sorted(models))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

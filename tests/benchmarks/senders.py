@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.ingest_load import Generator, Load
 from benchmarks.ingest_server import cpu_s
+from benchmarks.machine import machine
 from receive_process import Receiving, receiving
 
 SENDERS = (1, 2, 4, 8, 32)
@@ -48,11 +49,12 @@ def until_compiled(running: Receiving) -> None:
             raise SystemExit("the scanner was not compiled")
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each number of senders")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[2] / "build" / "compiled"))
+    here = machine(("phasewise", "grpcio", "pyarrow", "numba"))
     found = []
     for senders in SENDERS:
         with tempfile.TemporaryDirectory() as folder, receiving(Path(folder)) as running:
@@ -62,8 +64,9 @@ def main() -> None:
             f"{senders:3} senders: {own['spans_per_s']:9,} spans/s, {own['spans_per_cpu_s']:9,} per CPU-second, answered in "
             f"{own['ack_p50_ms']:6.2f} ms (p50), {own['ack_p99_ms']:6.2f} ms (p99), {own['refused']} refused"
         )
-    print(json.dumps({"benchmark": "senders", "figures": found}))
+    print(json.dumps({"benchmark": "senders", **here, "figures": found}))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -8,10 +8,14 @@ Median of the steps after the first two. Prints machine, threads, model, data ty
 from __future__ import annotations
 
 import argparse
-import platform
 import random
 import statistics
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.machine import machine_line
 
 from phasewise.instrumented_engine.attention import Kernel
 from phasewise.instrumented_engine.config import EngineConfig
@@ -66,26 +70,27 @@ def _take(sequence: Sequence, computed: int, tokens: object) -> None:
     sequence.output_tokens += 1
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--model", default="smollm2")
     options.add_argument("--dtype", default="float32")
     options.add_argument("--device", default="cpu")
     options.add_argument("--context", type=int, default=256)
     options.add_argument("--batches", default="1,8,32")
-    options.add_argument("--steps", type=int, default=12)
+    options.add_argument("--steps", type=int, default=12, help="decoded, more than two")
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
-    asked = options.parse_args()
+    asked = options.parse_args(arguments)
+    if asked.steps < 3:
+        options.error(f"--steps {asked.steps}: the first two are left out, so that at least 3 are needed")
     torch.set_num_threads(asked.threads)
     try:
         model = load_llama(model_folder(asked.model), dtype=asked.dtype, device=asked.device)
     except PhasewiseError as problem:
         print(problem, file=sys.stderr)
         return problem.exit_code
-    name = torch.cuda.get_device_name() if asked.device.startswith("cuda") else platform.machine()
-    print(
-        f"{name}, {asked.threads} threads, {asked.model}, {asked.dtype}, context {asked.context}, torch {torch.__version__}"
-    )
+    device = f"{torch.cuda.get_device_name()}, " if asked.device.startswith("cuda") else ""
+    print(f"{device}{asked.threads} threads, {asked.model}, {asked.dtype}, context {asked.context}")
+    print(machine_line(("phasewise", "torch")))
     print(f"{'kernel':>8} {'batch':>6} {'prompt tok/s':>13} {'decode tok/s':>13}")
     for kernel in KERNELS:
         for batch in (int(size) for size in asked.batches.split(",")):

@@ -8,7 +8,7 @@ truth is found by reruns, and the run is put to the analyzer twice: as an engine
 (`truth_views.py`); the verdict's primary and cause are compared with the truth of that objective.
 
 Without --json the last line is `name value, ...`, with it a JSON object: scenarios, class_accuracy_steps, class_accuracy_spans,
-dominant_right (requests, with steps), abstained (spans only), seed, and further figures. Progress goes to stderr. A scenario that
+dominant_right (requests, with steps), abstained (spans only), seed, further figures, and the machine with its versions. Progress goes to stderr. A scenario that
 cannot be judged ends the run: a scoreboard with holes says nothing.
 """
 
@@ -27,12 +27,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.machine import machine
 from benchmarks.truth_figures import Judged, report, summary
 from benchmarks.truth_scenario import Task, judge
 
 from phasewise.instrumented_engine.truth.families import FAMILIES
 
 SCENARIOS = 70
+PACKAGES = ("phasewise", "duckdb", "polars", "numpy")
 REQUESTS = 1000
 WORKERS = 2
 
@@ -75,7 +77,9 @@ def _watched(found: Iterable[Judged], of: int, details: Path | None) -> Iterator
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--json", action="store_true", help="the last line is a JSON object")
     parser.add_argument("--seed", type=int, help="of the draw; without it another one each time")
     parser.add_argument("--scenarios", type=int, default=SCENARIOS)
@@ -90,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         key=lambda one: (list(FAMILIES).index(one.family), one.seed),
     )
     print("\n".join(report(found)))
-    told = summary(found, seed)
+    told = summary(found, seed) | machine(PACKAGES)
     print(json.dumps(told) if options.json else ", ".join(f"{name} {value}" for name, value in told.items()))
     return 0
 

@@ -44,6 +44,37 @@ def test_a_rehearsal_measures_every_stage(bench: ModuleType, tmp_path: Path, mon
     assert "| 1 x 64 |" in table and "Telemetry on over off" in table
 
 
+def test_a_device_on_which_no_step_runs_is_exit_code_1(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> object:
+        raise RuntimeError("out of memory")
+
+    measured = {
+        name: {"median": 1.0, "least": 1.0, "most": 1.0} for name in ("matmul_flops_per_s", "stream_bytes_per_s")
+    }
+    monkeypatch.setattr(bench, "resident", full)
+    monkeypatch.setattr(bench, "calibrate", lambda *_: measured)
+    monkeypatch.setattr(bench, "PROMPTS", ())
+    monkeypatch.setattr(bench, "spans", lambda *_: {"pairs": 1, "wall_ratio": measured["stream_bytes_per_s"]})
+    asked = ["--out", str(tmp_path), "--device", "cpu", "--shape", "tiny", "--dtype", "float32"]
+    assert bench.main(asked) == 1
+    assert "no step could be run: out of memory" in capsys.readouterr().err
+
+
+def test_a_load_of_which_a_request_was_not_served_has_no_figure(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Idle(bench.EngineCore):  # type: ignore[misc, name-defined]
+        def run(self, specs: object) -> None:
+            """Serves nobody."""
+
+    monkeypatch.setattr(bench, "EngineCore", Idle)
+    model = bench.random_llama(bench.TINY, 1, dtype="float32", device="cpu")
+    with pytest.raises(SystemExit, match="0 of 3 requests were served"):
+        bench.closed_load(bench.Bench(bench.load_rulebook(), model, "tiny", None, "float32"), 3, False)
+
+
 def test_without_a_device_it_says_so(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
