@@ -24,7 +24,7 @@ STALE_NS = 5 * 60 * 10**9  # live samples older than this say nothing about now
 BASELINE_MAX_NS = 3600 * 10**9
 
 
-# Columns of `requests` that verdicts look at; a row has twice as many.
+# Columns of `requests` that verdicts look at; a row has half as many again.
 ROW_COLUMNS = (
     "request_key trace_id instance engine engine_version model tenant request_class dataset outcome input_tokens cached_tokens"
     " output_tokens arrival_unix_ns queued_unix_ns scheduled_unix_ns finished_unix_ns e2e_s ttft_s queue_s context_s prefill_s"

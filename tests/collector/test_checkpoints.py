@@ -169,7 +169,8 @@ def test_a_log_too_large_for_memory_is_no_damage(tmp_path: Path) -> None:
     """It would be put aside, and made anew from the journal."""
     path = tmp_path / "phasewise.duckdb"
     with Store(path) as store:
-        write(store, 100_000)
+        for _ in range(20):  # less than a group of rows each: whole ones are not in the log, but in the file
+            write(store, 5_000)
         log, file = (one.read_bytes() for one in (path.with_name("phasewise.duckdb.wal"), path))
     path.write_bytes(file)
     path.with_name("phasewise.duckdb.wal").write_bytes(log)
