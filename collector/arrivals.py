@@ -11,11 +11,15 @@ import socket
 import sys
 import time
 import urllib.parse
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _BYTES_RECEIVED = slice(128, 136)  # in struct tcp_info (linux/tcp.h), since Linux 4.1
 _LOOK_EVERY_S = 0.2  # for connections that were not seen before
+_MESSAGE_HEAD_BYTES = 5  # of gRPC
+_PEERS = 4096  # remembered
 
 Address = tuple[str, int]
 
@@ -74,6 +78,52 @@ class Arrivals:
         except (OSError, ValueError):
             return None
         return host.removeprefix("::ffff:"), port
+
+
+class Unread:
+    """What has come of messages that are not read yet, by connection. At least that: who sends headers without end, or breaks off
+    its calls, is counted more, until no call is under way. What lies packed must also be read packed, or it would be counted less."""
+
+    def __init__(self, received_bytes: Callable[[str], int | None]) -> None:
+        self._received_bytes = received_bytes
+        self._read_bytes: OrderedDict[str, int] = OrderedDict()
+        self._under_way: Counter[str] = Counter()
+        self._unsure: set[str] = set()  # more has come of these than was read and lies here
+
+    def begin(self, peer: str) -> None:
+        """A call."""
+        self._under_way[peer] += 1
+
+    def end(self, peer: str, message: bytes | None) -> None:
+        """Its message was read, or never will be."""
+        self._under_way[peer] -= 1
+        if message is not None:
+            self._set(peer, self._read_bytes.get(peer, 0) + _MESSAGE_HEAD_BYTES + len(message))
+        else:
+            self._unsure.add(peer)
+        if self._under_way[peer]:
+            return
+        del self._under_way[peer]
+        if peer in self._unsure:
+            received_bytes = self._received_bytes(peer)
+            if received_bytes is not None:
+                self._set(peer, received_bytes)
+            if message is not None or received_bytes is None:  # after a broken one some may still be on its way
+                self._unsure.discard(peer)
+
+    def of(self, peer: str, received_bytes: int) -> int:
+        """received_bytes: as the kernel counts them."""
+        read_bytes = self._read_bytes.get(peer, 0)
+        if read_bytes > received_bytes:  # of an earlier connection with the same name
+            self._set(peer, 0)
+            return received_bytes
+        return received_bytes - read_bytes
+
+    def _set(self, peer: str, read_bytes: int) -> None:
+        self._read_bytes[peer] = read_bytes
+        self._read_bytes.move_to_end(peer)
+        if len(self._read_bytes) > _PEERS:
+            self._unsure.discard(self._read_bytes.popitem(last=False)[0])
 
 
 def _open_ones() -> list[int]:

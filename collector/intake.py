@@ -28,6 +28,7 @@ from phasewise.collector.otlp_json import Signal, json_to_protobuf
 from phasewise.collector.receipts import Receipts
 from phasewise.collector.records import Scanned
 from phasewise.collector.redact import RedactionPolicy, redact_metrics, redact_spans
+from phasewise.collector.room import Holding, Room
 from phasewise.collector.scan import scan_traces
 from phasewise.collector.scanners import Scan
 from phasewise.collector.tenants import with_tenant
@@ -80,6 +81,7 @@ class _Prepared:
     scanned: Scanned
     redacted: dict[str, int]
     noun: str
+    grown_bytes: int  # by decompression: of rows that wait, more than what came
 
 
 class Intake:
@@ -101,40 +103,14 @@ class Intake:
         self._threads_until_s = 0.0
         self.limits = limits
         self.receipts = receipts
+        self.room = Room(limits)
         self.draining = False
         self._committer = committer
         self._policy = policy
         self._clock = clock
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scan")
-        self._held_bytes = 0
-        self._expected_bytes = 0  # of requests that begin to come
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._warned_at: OrderedDict[str, float] = OrderedDict()
-
-    def expect(self, whole_bytes: int) -> bool:
-        """Whether a request of so many bytes may come now, which then is sure of its room. Pair with `forget`; what of it has come is
-        reserved, and expected no more."""
-        if not self._fits(whole_bytes, 0):
-            return False
-        self._expected_bytes += whole_bytes
-        return True
-
-    def forget(self, expected_bytes: int) -> None:
-        self._expected_bytes -= expected_bytes
-
-    def reserve(self, more_bytes: int, own_bytes: int = 0) -> bool:
-        """Whether so many more bytes may be held; own_bytes: what the same request holds already. Pair with `release`."""
-        if not self._fits(more_bytes, own_bytes):
-            return False
-        self._held_bytes += more_bytes
-        return True
-
-    def release(self, held_bytes: int) -> None:
-        self._held_bytes -= held_bytes
-
-    def _fits(self, more_bytes: int, own_bytes: int) -> bool:
-        all_bytes = self._held_bytes + self._expected_bytes
-        return all_bytes == own_bytes or all_bytes + more_bytes <= self.limits.queue_bytes
 
     def refusal(self, reason: str) -> Reply:
         """ "Retry later", counted; the hint is spread so that senders do not all come back at once."""
@@ -190,17 +166,30 @@ class Intake:
             return self._broken()
         if isinstance(prepared, Reply):
             return prepared
-        rows = prepared.scanned.rows
-        if rows.num_rows:
-            try:
-                await asyncio.wrap_future(self._committer.submit(prepared.kind, rows))
-            except QueueFull:
-                return self.refusal("queue_full")
-            except JournalFull:
-                return self.refusal("journal_full")
-            except JournalFailed:
-                return self.refusal("journal_failed")
+        if prepared.scanned.rows.num_rows:
+            refused = await self._commit(prepared)
+            if refused is not None:
+                return self.refusal(refused)
         return self._stored(prepared, body.peer)
+
+    async def _commit(self, prepared: _Prepared) -> str | None:
+        """The reason where it is refused."""
+        rows = prepared.scanned.rows
+        held = Holding(self.room)
+        try:
+            if not held.more(prepared.grown_bytes):
+                self.receipts.refused(prepared.kind, rows.num_rows, "queue_full")
+                return "queue_full"
+            await asyncio.wrap_future(self._committer.submit(prepared.kind, rows))
+        except QueueFull:
+            return "queue_full"
+        except JournalFull:
+            return "journal_full"
+        except JournalFailed:
+            return "journal_failed"
+        finally:
+            held.release()
+        return None
 
     def _is_done_at_once(self, body: Body) -> bool:
         plain = body.signal == "traces" and body.encoding == "identity" and not body.json
@@ -219,6 +208,7 @@ class Intake:
         data = body.data
         if body.encoding != "identity":
             data = inflated(data, self.limits.request_bytes, body.encoding)
+        grown_bytes = max(0, len(data) - len(body.data))
         if body.json:
             if len(data) > self.limits.json_bytes:
                 raise TooLarge(f"OTLP/JSON may have {self.limits.json_bytes:,} bytes, protobuf more")
@@ -242,7 +232,8 @@ class Intake:
         if body.tenant is not None and kind == "spans":
             rows = with_tenant(rows, body.tenant)
         self.receipts.scanned(kind, rows.num_rows, len(data), scanned.rejected, scanned.warned, redacted)
-        return _Prepared(kind, Scanned(rows, scanned.rejected, scanned.warned, scanned.first_error), redacted, noun)
+        kept = Scanned(rows, scanned.rejected, scanned.warned, scanned.first_error)
+        return _Prepared(kind, kept, redacted, noun, grown_bytes)
 
     def _unsupported(self, count: int) -> Reply:
         self.receipts.request("unsupported_signal")

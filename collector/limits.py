@@ -59,11 +59,13 @@ class IntakeLimits:
 
     request_bytes: int = 64 * MIB  # before and after decompression
     json_bytes: int = 16 * MIB  # parsed JSON takes about ten times its text
-    queue_bytes: int = 96 * MIB  # of requests read but not yet durable; one of any size is always let in
+    queue_bytes: int = 96 * MIB  # of requests read but not yet durable
+    late_bytes: int = 72 * MIB  # of these, of requests that take long to come; others have the rest
+    small_bytes: int = MIB // 4  # a request that comes with its headers: no room needs to be kept for it
     queue_rows: int = 50_000  # scanned rows waiting for the disk
-    expected_s: float = 1.0  # that room is kept for what a request has announced
+    expected_s: float = 1.0  # that room is kept for what a request has announced; over it, it takes long to come
     socket_bytes: int = (
-        MIB  # an HTTP connection's window: 10 MB/s where a reply takes 100 ms; the kernel holds up to twice that
+        MIB  # window of an HTTP connection, 10 MB/s where a reply takes 100 ms; the kernel holds twice that
     )
     body_s: float = 30.0  # for a request's body to arrive
     body_bytes_per_s: float = 1024.0  # slower senders are cut off once `slow_after_s` have passed

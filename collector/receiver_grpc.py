@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NoReturn, cast
 
@@ -26,11 +25,12 @@ from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untype
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from phasewise.collector.access import ANYBODY, Caller, Door, Refused
-from phasewise.collector.arrivals import Arrivals
-from phasewise.collector.intake import Body, Intake, Reply
+from phasewise.collector.arrivals import Arrivals, Unread
+from phasewise.collector.intake import Body, Encoding, Intake, Reply
 from phasewise.collector.limits import IntakeLimits
 from phasewise.collector.otlp_json import Signal
 from phasewise.collector.receiver_http import partial_success
+from phasewise.collector.room import Holding
 from phasewise.collector.tls import Tls
 
 _METHODS: dict[str, Signal] = {
@@ -103,6 +103,10 @@ def _options(limits: IntakeLimits) -> list[tuple[str, int]]:
     }
     return [
         ("grpc.max_receive_message_length", limits.request_bytes),  # over it: RESOURCE_EXHAUSTED, no RetryInfo
+        (
+            "grpc.per_message_decompression",
+            0,
+        ),  # else any number at once would be unpacked, before we see how much it is
         ("grpc.max_send_message_length", _RESPONSE_BYTES),
         ("grpc.max_concurrent_streams", limits.streams),
         ("grpc.max_allowed_incoming_connections", limits.connections),
@@ -142,14 +146,16 @@ def _export(signal: Signal, intake: Intake, reads: _Reads, door: Door | None) ->
         size = len(data)
         if door:
             door.sent(caller, size)
-        if not intake.reserve(size):
-            await _abort(context, intake.refusal("queue_full"))
+        held = Holding(intake.room)
         try:
-            body = Body(signal, data, peer=_peer(context), tenant=caller.tenant if caller.key else None)
+            if not held.more(size):
+                await _abort(context, intake.refusal("queue_full"))
+            tenant = caller.tenant if caller.key else None
+            body = Body(signal, data, encoding=_encoding(data), peer=_peer(context), tenant=tenant)
             del data
             reply = await intake.take(body)
         finally:
-            intake.release(size)
+            held.release()
         if reply.status != "ok":
             await _abort(context, reply)
         return partial_success(signal, reply).SerializeToString()
@@ -172,18 +178,54 @@ async def _admitted(door: Door, context: Context, intake: Intake) -> Caller:
     return found
 
 
+def _encoding(data: bytes) -> Encoding:
+    """gRPC does not say whether a message is packed. No message of OTLP begins as gzip or zlib do: they have field 1 only."""
+    if data[:1] == b"\x1f":
+        return "gzip"
+    return "deflate" if data[:1] == b"\x78" else "identity"
+
+
+class _Line:
+    """A connection with calls that take long to come."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._limit_bytes = intake.limits.request_bytes
+        self._held = Holding(intake.room)
+        self._held.turn_late()
+        self.calls = 0
+
+    def hold(self, unread_bytes: int | None) -> bool:
+        """Whether what was not read of it may be held: of None, not known, all that its calls may take."""
+        most = self.calls * self._limit_bytes
+        return self._held.become(most if unread_bytes is None else min(unread_bytes, most))
+
+    def leave(self) -> None:
+        self.calls -= 1
+        self._held.become(min(self._held.held_bytes, self.calls * self._limit_bytes))
+
+
 class _Reads:
     """Messages that are being read. Each may take the size limit while it arrives, so few are at once; what takes longer gives its
-    place away, so that slow clients hold nobody up, and from then on what has come counts as held, as over HTTP."""
+    place away, so that slow clients hold nobody up, and from then on what has come on its connection and was not read counts as held."""
 
     def __init__(self, intake: Intake) -> None:
         self.arrivals: Arrivals | None = None
         self._intake = intake
         self._places = asyncio.Semaphore(_READS)
-        self._late: Counter[str] = Counter()  # by peer: what comes on its connection is for all of them
+        self._unread = Unread(self._received_bytes)
+        self._lines: dict[str, _Line] = {}  # by peer
 
     async def message(self, context: Context) -> bytes:
         """The one message of a call. Ends the call where it comes too slowly, is too much to hold, or is none."""
+        peer, data = context.peer(), None
+        self._unread.begin(peer)
+        try:
+            data = await self._read(context, peer)
+            return data
+        finally:
+            self._unread.end(peer, data)
+
+    async def _read(self, context: Context, peer: str) -> bytes:
         await self._places.acquire()
         read = asyncio.ensure_future(context.read())
         try:
@@ -192,7 +234,7 @@ class _Reads:
             finally:
                 self._places.release()
             if not read.done():
-                await self._patiently(context, read)
+                await self._patiently(context, peer, read)
         except asyncio.CancelledError:  # its sender went, or it is over the size limit
             self._intake.receipts.request("unread")
             raise
@@ -204,37 +246,35 @@ class _Reads:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
         return data
 
-    async def _patiently(self, context: Context, read: asyncio.Future[Any]) -> None:
+    async def _patiently(self, context: Context, peer: str, read: asyncio.Future[Any]) -> None:
         """Until it is read, within the time and above the rate for a body."""
-        limits, peer, started = self._intake.limits, context.peer(), time.monotonic()
-        before = last = self._received_bytes(peer)
-        held = 0
-        self._late[peer] += 1
+        line = self._lines.setdefault(peer, _Line(self._intake))
+        line.calls += 1
         try:
-            while not read.done():
-                await asyncio.wait({read}, timeout=_LOOK_EVERY_S)
-                if read.done():
-                    return
-                spent_s = time.monotonic() - started
-                came = self._received_bytes(peer)
-                slow = spent_s > limits.body_s
-                if came is None or before is None or last is None:
-                    more = limits.request_bytes - held  # not known: all that it may take
-                else:
-                    more = (came - last) // self._late[peer]
-                    slow |= spent_s > limits.slow_after_s and came - before < spent_s * limits.body_bytes_per_s
-                last = came
-                if slow:
-                    self._intake.receipts.request("slow")
-                    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request came too slowly")
-                if not self._intake.reserve(more, held):
-                    await _abort(context, self._intake.refusal("queue_full"))
-                held += more
+            await self._look(context, peer, read, line)
         finally:
-            self._intake.release(held)
-            self._late[peer] -= 1
-            if not self._late[peer]:
-                del self._late[peer]
+            line.leave()
+            if not line.calls:
+                del self._lines[peer]
+
+    async def _look(self, context: Context, peer: str, read: asyncio.Future[Any], line: _Line) -> None:
+        limits, started = self._intake.limits, time.monotonic()
+        before = came = self._received_bytes(peer)
+        if came is None:  # perhaps since the connection is new
+            await asyncio.wait({read}, timeout=_LOOK_EVERY_S)
+            before = came = self._received_bytes(peer)
+        while not read.done():
+            spent_s = time.monotonic() - started
+            slow = spent_s > limits.body_s
+            if came is not None and before is not None and spent_s > limits.slow_after_s:
+                slow |= came - before < spent_s * limits.body_bytes_per_s
+            if slow:
+                self._intake.receipts.request("slow")
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request came too slowly")
+            if not line.hold(None if came is None else self._unread.of(peer, came)):
+                await _abort(context, self._intake.refusal("queue_full"))
+            await asyncio.wait({read}, timeout=_LOOK_EVERY_S)
+            came = self._received_bytes(peer)
 
     def _received_bytes(self, peer: str) -> int | None:
         return self.arrivals.received_bytes(peer) if self.arrivals else None

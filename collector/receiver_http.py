@@ -29,6 +29,7 @@ from phasewise.collector.access import ANYBODY, Caller, Door, Refused
 from phasewise.collector.intake import Body, Encoding, Intake, Reply
 from phasewise.collector.limits import IntakeLimits
 from phasewise.collector.otlp_json import Signal
+from phasewise.collector.room import Holding
 from phasewise.collector.tls import Tls
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -119,7 +120,7 @@ class HttpFront:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         answer_in = PROTOBUF if _media_type(headers) == PROTOBUF else JSON
-        held = _Held(self._intake)
+        held = Holding(self._intake.room)
         try:
             caller = self._admitted(headers, scope)
             signal = _signal(scope)
@@ -155,7 +156,7 @@ class HttpFront:
         assert isinstance(found, Caller)
         return found
 
-    async def _read_body(self, headers: Mapping[str, str], receive: Receive, held: _Held) -> bytes:
+    async def _read_body(self, headers: Mapping[str, str], receive: Receive, held: Holding) -> bytes:
         declared = headers.get("content-length", "")
         limit = self._limits.request_bytes
         if declared.isdecimal() and int(declared) > limit:
@@ -166,7 +167,7 @@ class HttpFront:
         total = 0
         started = time.monotonic()
         while True:
-            message = await self._next_part(receive, started, total)
+            message = await self._next_part(receive, started, total, held)
             if message["type"] == "http.disconnect":
                 raise _Gone
             part = message.get("body", b"")
@@ -177,62 +178,31 @@ class HttpFront:
                 raise self._full()
             parts.append(part)
             if not message.get("more_body", False):
+                held.come_whole()
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _full(self) -> _Refused:
         reply = self._intake.refusal("queue_full")
         return _Refused(503, "", reply.message, _retry_after(reply))
 
-    async def _next_part(self, receive: Receive, started: float, total: int) -> dict[str, Any]:
+    async def _next_part(self, receive: Receive, started: float, total: int, held: Holding) -> dict[str, Any]:
         limits = self._limits
         # Slower than the minimum rate shows when the part after which the rate would be kept again is late.
         allowed_s = min(limits.body_s, max(limits.slow_after_s, (total + 1) / limits.body_bytes_per_s))
-        left_s = allowed_s - (time.monotonic() - started)
+        part = asyncio.ensure_future(receive())
         try:
-            if left_s <= 0:
-                raise TimeoutError
-            return await asyncio.wait_for(receive(), left_s)
-        except TimeoutError:
-            words = f"the body came too slowly: {total} bytes in {time.monotonic() - started:.1f} s"
-            raise _Refused(408, "slow", words) from None
-
-
-class _Held:
-    """Bytes one request holds of the intake's budget: those that have come, and for a moment those that are to come, since what is
-    refused half read was read in vain. Who does not send them at once is not waited for."""
-
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
-        self._bytes = 0
-        self._expected_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def expect(self, whole_bytes: int) -> bool:
-        if not self._intake.expect(whole_bytes):
-            return False
-        self._expected_bytes = whole_bytes
-        self._timer = asyncio.get_running_loop().call_later(self._intake.limits.expected_s, self._forget)
-        return True
-
-    def more(self, count: int) -> bool:
-        expected = min(count, self._expected_bytes)
-        self._intake.forget(expected)
-        self._expected_bytes -= expected
-        if not self._intake.reserve(count, self._bytes + self._expected_bytes):
-            return False
-        self._bytes += count
-        return True
-
-    def release(self) -> None:
-        self._forget()
-        self._intake.release(self._bytes)
-        self._bytes = 0
-
-    def _forget(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._intake.forget(self._expected_bytes)
-        self._expected_bytes = 0
+            for until_s in (limits.expected_s, allowed_s):
+                left_s = started + until_s - time.monotonic()
+                if left_s > 0:
+                    await asyncio.wait({part}, timeout=left_s)
+                if part.done():
+                    return part.result()
+                if not held.turn_late():
+                    raise self._full()
+        finally:
+            part.cancel()
+        words = f"the body came too slowly: {total} bytes in {time.monotonic() - started:.1f} s"
+        raise _Refused(408, "slow", words)
 
 
 class HttpServer:

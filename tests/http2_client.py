@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
@@ -24,7 +24,7 @@ def _text(value: bytes) -> bytes:
     return (bytes((len(value),)) if len(value) < 127 else bytes((127, len(value) - 127))) + value
 
 
-def header_block() -> bytes:
+def header_block(more: Mapping[bytes, bytes] | None = None) -> bytes:
     """HPACK of the headers of an Export call, each a literal."""
     headers = {
         b":method": b"POST",
@@ -33,13 +33,14 @@ def header_block() -> bytes:
         b":authority": b"x",
         b"content-type": b"application/grpc",
         b"te": b"trailers",
+        **(more or {}),
     }
     return b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
 
 
-def message(content: bytes) -> bytes:
-    """A message of gRPC, not packed."""
-    return b"\0" + len(content).to_bytes(4, "big") + content
+def message(content: bytes, packed: bool = False) -> bytes:
+    """A message of gRPC."""
+    return bytes((packed,)) + len(content).to_bytes(4, "big") + content
 
 
 OPENING = PREFACE + frame(SETTINGS)

@@ -1,9 +1,10 @@
-"""A relay to a port of this machine that lets only so much through."""
+"""A relay to a port of this machine that lets only so much through, a second or at all."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def thin_line(port: int, bytes_per_s: int) -> Iterator[int]:
-    """Its port; each connection gets so much towards `port`, and what comes back at once."""
+def thin_line(port: int, bytes_per_s: int, most_bytes: int = sys.maxsize) -> Iterator[int]:
+    """Its port; each connection gets so much towards `port`, and what comes back at once. After most_bytes nothing more comes to
+    `port` until the end, and nothing is closed."""
     sockets = [socket.create_server(("127.0.0.1", 0))]
     threads: list[threading.Thread] = []
 
@@ -20,10 +22,16 @@ def thin_line(port: int, bytes_per_s: int) -> Iterator[int]:
         threads.append(work)
         work.start()
 
+    stopped = threading.Event()
+
     def carry(source: socket.socket, sink: socket.socket, pause_s: float) -> None:
+        left = most_bytes if pause_s else sys.maxsize
         with contextlib.suppress(OSError):
-            while part := source.recv(bytes_per_s // 20):
+            while part := source.recv(min(left, bytes_per_s // 20)):
                 sink.sendall(part)
+                left -= len(part)
+                if not left:
+                    stopped.wait()
                 time.sleep(pause_s * len(part) / bytes_per_s)
         end(source, sink)
 
@@ -40,6 +48,7 @@ def thin_line(port: int, bytes_per_s: int) -> Iterator[int]:
     try:
         yield sockets[0].getsockname()[1]
     finally:
+        stopped.set()
         end(*sockets)
         for thread in threads:
             thread.join()

@@ -7,15 +7,19 @@ import gzip
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from otlp_messages import span_message, trace_request
 
 from phasewise.collector import intake
 from phasewise.collector.committer import Committer
 from phasewise.collector.intake import Body, Intake
-from phasewise.collector.journal import JournalReader, JournalWriter
+from phasewise.collector.journal import JournalReader, JournalWriter, Kind
 from phasewise.collector.limits import INTAKE_LIMITS
 from phasewise.collector.receipts import Receipts
 from phasewise.collector.records import Scanned
@@ -92,6 +96,37 @@ def test_odd_spans_hold_up_the_loop_once(desk: Desk, monkeypatch: pytest.MonkeyP
     desk.busy_s = 0.03
     assert desk.take(*[Body("traces", BODY)] * 3) == ["ok"] * 3
     assert desk.readers == ["loop", "thread", "thread"]
+
+
+def test_rows_that_wait_count_unpacked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes packed is little; what waits for the disk is not."""
+    many = trace_request(*[span_message(name="n" * 2000) for _ in range(100)]).SerializeToString()
+    packed = Body("traces", gzip.compress(many), encoding="gzip")
+    assert len(packed.data) * 10 < len(many)
+    limits = replace(INTAKE_LIMITS, queue_bytes=2 * len(many), small_bytes=0)
+    desk.intake.close()
+    desk.intake = Intake(desk.committer, desk.receipts, limits, RedactionPolicy(), scan=desk.scan)
+    waiting: list[Future[None]] = []
+
+    def submit(kind: Kind, rows: pa.Table) -> Future[None]:
+        waiting.append(Future())
+        return waiting[-1]
+
+    async def three() -> list[str]:
+        tasks = [asyncio.create_task(desk.intake.take(packed)) for _ in range(3)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status for task in done] == ["refused"]
+        for future in waiting:
+            future.set_result(None)
+        return sorted([(await task).status for task in tasks])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.committer, "submit", submit)
+        assert asyncio.run(three()) == ["ok", "ok", "refused"]
+    assert desk.take(packed) == ["ok"], "and their room is given back"
+    facts = desk.receipts.facts()
+    assert facts["requests"] == {"refused_queue_full": 1, "ok": 3}
+    assert cast(Any, facts["spans"])["refused"] == {"queue_full": 100}
 
 
 def test_a_sender_that_goes_leaves_its_spans(desk: Desk) -> None:

@@ -349,13 +349,19 @@ def test_a_lying_content_length_is_refused_unread(running: Receiving) -> None:
     connection.close()
 
 
-def test_room_is_kept_for_what_was_announced_but_not_for_long(running: Receiving) -> None:
+def test_room_is_kept_for_what_was_announced_while_announcements_come_true(running: Receiving) -> None:
     whole = bytes(50 * MIB)  # two are more than may wait; none is protobuf
+    assert [running.post(whole[: 30 * MIB]).status for _ in range(3)] == [400] * 3
     head = f"POST /v1/traces HTTP/1.1\r\nhost: x\r\ncontent-type: {PROTOBUF}\r\ncontent-length: {len(whole)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", running.http_port)) as announced:
         announced.sendall(head.encode())
         assert wait_for(lambda: running.post(whole).status == 503, 5.0, 0.0)
         assert wait_for(lambda: running.post(whole).status == 400, 20.0)
+        with socket.create_connection(("127.0.0.1", running.http_port)) as other:
+            other.sendall(head.encode())
+            assert [running.post(whole).status for _ in range(3)] == [400] * 3, (
+                "one did not: headers alone keep nobody out"
+            )
         announced.sendall(whole)  # late, and welcome all the same
         assert announced.recv(20).startswith(b"HTTP/1.1 400")
     with socket.create_connection(("127.0.0.1", running.http_port)) as gone:

@@ -59,6 +59,7 @@ def test_the_limits_are_those_of_the_program() -> None:
     rows = [
         f"| {intake.request_bytes // limits.MIB} MiB; OTLP/JSON {intake.json_bytes // limits.MIB} MiB |",
         f"| {intake.queue_bytes // limits.MIB} MiB or {intake.queue_rows:,} rows |",
+        f"| of these, of requests that come slowly | {intake.late_bytes // limits.MIB} MiB |",
         f"| the smaller of {JOURNAL_BYTES // gib} GiB and {VOLUME_RATIO:.0%} of the volume |".replace("%", " %"),
         f"| the smaller of {FREE_BYTES // limits.MIB} MiB and {FREE_RATIO:.0%} of the volume |".replace("%", " %"),
         f"| {span.attributes}, and {span.known_attributes} in all of keys that are read; the rest is counted |",
