@@ -81,7 +81,9 @@ def answer_frame(keys: pl.Series, found: Sequence[Found]) -> pl.DataFrame:
     e2e = _joined([one.rows.own("e2e_s") for one in found])
     booked = Booked.joined([one.booked for one in found])
     clamped = booked.close(e2e)
-    class_index, cause_index, margin_s = _ranked(booked)
+    outside = _outside(found, e2e)
+    class_index, cause_index, margin_s = _ranked(booked.with_more(outside))
+    whole = e2e + sum(outside.values(), start=np.zeros(len(e2e)))
     measured = booked.total(_MEASURED).copy()
     causes = [pl.Series([None], dtype=pl.String).new_from_index(0, one.rows.targets) for one in found]
     for place, (one, cut) in enumerate(zip(found, cuts, strict=True)):
@@ -101,7 +103,7 @@ def answer_frame(keys: pl.Series, found: Sequence[Found]) -> pl.DataFrame:
         "primary_class": _CLASS_NAMES.gather(class_index),
         "cause": _CAUSE_NAMES.gather(cause_index),
         "margin_ratio": pl.Series(
-            np.divide(margin_s, e2e, out=np.full(len(e2e), np.nan), where=e2e > 0), nan_to_null=True
+            np.divide(margin_s, whole, out=np.full(len(whole), np.nan), where=whole > 0), nan_to_null=True
         ),
         "measured_s": measured,
         "clamped": clamped,
@@ -117,6 +119,17 @@ def answer_frame(keys: pl.Series, found: Sequence[Found]) -> pl.DataFrame:
 
 def _joined(parts: Sequence[Floats]) -> Floats:
     return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+def _outside(found: Sequence[Found], e2e: Floats) -> dict[str, Floats]:
+    """Seconds of each target's call that pass outside its engine, by cause: no part of its end-to-end time, but where its caller's
+    time went. Durations only, never differences of two clocks."""
+    entry = _joined([one.rows.own("entry_e2e_s") for one in found])
+    gap = np.clip(np.nan_to_num(entry - e2e), 0.0, None)
+    if not gap.any():
+        return {}
+    client = np.concatenate([one.rows.own_is_one_of("entry_side", ("client",)) for one in found])
+    return {"host": np.where(client, 0.0, gap), "client": np.where(client, gap, 0.0)}
 
 
 def _lacking(found: Sequence[Found], booked: Booked, e2e: Floats) -> pl.Series:
@@ -155,7 +168,8 @@ def _first_causes(rows: Rows, booked: Booked, front: Booked, stepped: Stepwise) 
 
 
 def _ranked(booked: Booked) -> tuple[Index, Index, Floats]:
-    """Of each row the class with most seconds, the cause with most inside it, and by how many seconds that class leads.
+    """Of each row the class with most seconds, the cause with most inside it, and by how many seconds that class leads. booked: with
+    what passes outside the engine.
 
     The first of equal ones. A request without a duration, or whose time is not known, is bound by nothing.
     """

@@ -39,6 +39,13 @@ class Booked:
         some._part = {cause: seconds[cut] for cause, seconds in self._part.items()}
         return some
 
+    def with_more(self, seconds: Mapping[str, Floats]) -> Booked:
+        """All requests, with more seconds of some causes."""
+        whole = self.part(slice(None))
+        for cause, more in seconds.items():
+            whole.add(cause, more)
+        return whole
+
     @property
     def filled(self) -> tuple[str, ...]:
         """Causes that something was booked to, in the order of CAUSES: sums over them are the same whoever booked first."""

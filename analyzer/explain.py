@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from phasewise.analyzer.listing import find_requests
+from phasewise.analyzer.outside import outside_s
 from phasewise.analyzer.replicas import Reader
 from phasewise.analyzer.statistics import rounded
 from phasewise.analyzer.wording import request_sentence
@@ -16,10 +17,12 @@ from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, cause_co
 def request_report(store: Reader, rulebook: Rulebook, identifier: str) -> list[dict[str, object]]:
     """One object a request that the identifier names: key, gen_ai.request.id, x-request-id or trace id; times in seconds."""
     rows = find_requests(store, identifier, limit=None)
-    return [_request(row, rulebook) for row in rows.iter_rows(named=True)]
+    outside = [outside_s(rows[place]) for place in range(rows.height)]
+    return [_request(row, beside, rulebook) for row, beside in zip(rows.iter_rows(named=True), outside, strict=True)]
 
 
-def _request(row: Mapping[str, object], rulebook: Rulebook) -> dict[str, object]:
+def _request(row: Mapping[str, object], outside: Mapping[str, float], rulebook: Rulebook) -> dict[str, object]:
+    """outside: seconds of the call that pass outside the engine, by cause; the partition is of the engine's time alone."""
     partition = {cause: row[cause_column(cause)] for cause in CAUSES if row[cause_column(cause)]}
     phases = (
         "queue_s",
@@ -49,16 +52,19 @@ def _request(row: Mapping[str, object], rulebook: Rulebook) -> dict[str, object]
         "ttft_s": _six(row["ttft_s"]),
         "tpot_s": _six(row["tpot_s"]),
         "entry_e2e_s": _six(row["entry_e2e_s"]),
+        "entry_side": row["entry_side"],
+        "entry_before_s": _six(row["entry_before_s"]),
         "entry_ttft_s": _six(row["entry_ttft_s"]),
         "phases": {name: _six(row[name]) for name in phases},
         "combined_covers": row["combined_covers"],
         "partition": {cause: _six(seconds) for cause, seconds in partition.items()},
         "by_class": {name: _six(seconds) for name, seconds in by_class.items() if seconds > 0},
+        "outside": {cause: _six(seconds) for cause, seconds in outside.items()},
         "verdict": {
             "primary": row["primary_class"],
             "cause": row["cause"],
             "margin_ratio": _six(row["margin_ratio"]),
-            "sentence": request_sentence(row, partition),
+            "sentence": request_sentence(row, partition, outside),
         },
         **{name: json.loads(str(row[name])) if row[name] else None for name in texts},
         "provenance_rules": rulebook.version,

@@ -12,6 +12,7 @@ from phasewise.analyzer.coverage import UNKNOWN, Sampling
 from phasewise.analyzer.evidence import Evidence
 from phasewise.analyzer.inflight import InFlight
 from phasewise.analyzer.intervals import Floats
+from phasewise.analyzer.outside import outside_s
 from phasewise.analyzer.statistics import floats, percentile
 from phasewise.analyzer.window import Objective
 from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, CONTENTION, cause_column
@@ -146,19 +147,6 @@ def unexplained_wait_s(rows: pl.DataFrame) -> float:
     )
     waited = np.nan_to_num(floats(rows, "queue_s")) - booked
     return float(np.clip(waited, 0.0, np.nan_to_num(floats(rows, cause_column("unexplained")))).sum())
-
-
-def outside_s(rows: pl.DataFrame, metric: str = "e2e") -> dict[str, float]:
-    """Seconds between the caller's boundary and the engine's, by cause; durations only, never a difference of two clocks.
-
-    Where the outer boundary is a server span around the engine, the time belongs to the host in front of it; where it is the
-    client's own record, to the client's side (its network, buffers and load generator are in it).
-    """
-    outer, inner = ("entry_ttft_s", "ttft_s") if metric == "ttft" else ("entry_e2e_s", "e2e_s")
-    gap = np.clip(np.nan_to_num(floats(rows, outer) - floats(rows, inner)), 0.0, None)
-    client = rows["entry_ttft_s"].is_not_null().to_numpy()
-    found = {"host": float(gap[~client].sum()), "client": float(gap[client].sum())}
-    return {cause: seconds for cause, seconds in found.items() if seconds > 0}
 
 
 def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:

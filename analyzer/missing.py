@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phasewise.analyzer.findings import Finding
+from phasewise.analyzer.outside import outside_s
 from phasewise.analyzer.scene import Scene
 from phasewise.analyzer.signals import Value
 
@@ -28,6 +29,13 @@ HOW: dict[str, str] = {
     "replica_names": (
         "give each replica's spans the name its scrape has: OTEL_RESOURCE_ATTRIBUTES=service.instance.id=HOST:PORT, or "
         "k8s.pod.name and k8s.namespace.name with a pod label on the scrape"
+    ),
+    "frontend_spans": (
+        "trace the server in front of the engine (OpenTelemetry instrumentation of its framework, tokenizer and retrieval calls): "
+        "spans of its own work between its request's span and the engine's"
+    ),
+    "span_attributes": (
+        "raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT (128 by default) at the sender, or send fewer attributes of tools and messages"
     ),
     "wait_reason": "scrape the engine more often: no sample lies near these waits",
 }
@@ -54,12 +62,25 @@ def missing_signals(scene: Scene, finding: Finding, signals: dict[str, Value]) -
         found["cached_tokens"] = "the cache hit of single requests is unknown"
     if len(scene.requests) and scene.requests["model"].null_count() == len(scene.requests):
         found["model"] = "weight and KV bytes follow from the model's shape"
+    if (dropped := _dropped(scene)) > 0:
+        found["span_attributes"] = (
+            f"{dropped:,} of {len(scene.requests):,} requests lost attributes before they were sent"
+        )
+    if finding.cause == "host" and (front_s := outside_s(finding.affected).get("host", 0.0)) > 0:
+        found["frontend_spans"] = (
+            f"{front_s:.3g} s of the affected requests pass in front of the engine, and no span tells what for"
+        )
     if signals.get("device_kind") is None and len(scene.requests):
         found["accelerator"] = "the achieved share of its peaks is unknown"
     if len(scene.requests) and scene.requests["entry_e2e_s"].null_count() == len(scene.requests):
         worst = _ttft_text(scene)
         found["client_boundary"] = f"user-visible TTFT unknown{worst}"
     return [{"signal": name, "how": HOW[name], "why": why} for name, why in found.items()]
+
+
+def _dropped(scene: Scene) -> int:
+    """Requests whose sender says that it dropped attributes of their spans."""
+    return int(scene.requests["quality"].str.contains('"attributes_dropped"', literal=True).fill_null(False).sum())
 
 
 def _apart(scene: Scene) -> str | None:

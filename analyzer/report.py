@@ -26,13 +26,14 @@ from phasewise.analyzer.inflight import InFlight, in_flight
 from phasewise.analyzer.machine import machine, typical_model
 from phasewise.analyzer.matching import Situation, match
 from phasewise.analyzer.missing import missing_signals
+from phasewise.analyzer.outside import held_back_s
 from phasewise.analyzer.replicas import Reader
 from phasewise.analyzer.rooflines import judge_phases, judgement_json
 from phasewise.analyzer.scene import Scene, read_scene
 from phasewise.analyzer.signals import merged_settings, window_signals
 from phasewise.analyzer.statistics import floats, rounded, summary
 from phasewise.analyzer.window import Filter, Objective, Window
-from phasewise.analyzer.wording import counted, headline, sampling_sentence
+from phasewise.analyzer.wording import counted, headline, held_back_sentence, sampling_sentence
 from phasewise.collector.context import Setting
 from phasewise.rules.load import Rulebook
 from phasewise.rules.vocabulary import CAUSES
@@ -373,6 +374,8 @@ def _notes(scene: Scene, finding: Finding, flight: InFlight) -> list[str]:
         f"{name} is {now / before:.1f} times that of the same shapes before ({before:.3g} s)"
         for name, now, before in _slower_than_before(scene, finding)
     ]
+    if (held := held_back_s(finding.affected)) is not None:
+        notes.append(held_back_sentence(held))
     if flight.open:
         come = "its spans come when it ends" if flight.open == 1 else "their spans come when they end"
         notes.append(f"{counted(flight.open, 'request')} still open: {come}")

@@ -28,8 +28,8 @@ BASELINE_MAX_NS = 3600 * 10**9
 ROW_COLUMNS = (
     "request_key trace_id instance engine engine_version model tenant request_class dataset outcome input_tokens cached_tokens"
     " output_tokens arrival_unix_ns queued_unix_ns scheduled_unix_ns finished_unix_ns e2e_s ttft_s queue_s context_s prefill_s"
-    " first_token_s decode_s tpot_s external_s entry_e2e_s entry_ttft_s entry_tpot_s itl_p95_s client_gaps preemptions decode_batch_mean"
-    " primary_class cause measured_s clamped missing_signals first_causes revision final"
+    " first_token_s decode_s tpot_s external_s entry_e2e_s entry_side entry_before_s entry_ttft_s entry_tpot_s itl_p95_s client_gaps preemptions decode_batch_mean"
+    " primary_class cause measured_s clamped missing_signals first_causes quality revision final"
 ).split() + list(CAUSE_COLUMNS)
 _SELECT = f"SELECT {', '.join(ROW_COLUMNS)} FROM requests"
 

@@ -11,6 +11,7 @@ from phasewise.analyzer.attribution import read_samples
 from phasewise.analyzer.frames import where
 from phasewise.analyzer.intervals import level
 from phasewise.analyzer.machine import Machine, machine, typical_model
+from phasewise.analyzer.outside import outside_s
 from phasewise.analyzer.queueing import slot_limit
 from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.rooflines import judge_phases
@@ -245,9 +246,7 @@ def _phases(rows: pl.DataFrame, affected: pl.DataFrame) -> dict[str, Value]:
         for name in ("queue", "prefill", "decode"):
             values = floats(affected, f"{name}_s")
             found[f"{name}_ratio"] = float(np.nansum(values)) / total if np.isfinite(values).any() else None
-        before = floats(affected, "queued_unix_ns") - floats(affected, "arrival_unix_ns")
-        first = float(np.nansum(floats(affected, "ttft_s")))
-        found["frontend_ratio"] = float(np.nansum(np.clip(before, 0.0, None))) / 1e9 / first if first > 0 else None
+        found |= _in_front(affected)
         found["interference_ratio"] = float(affected[cause_column("interference")].sum() or 0.0) / total
         batch = floats(rows, "decode_batch_mean")
         found["decode_batch_mean"] = float(np.nanmean(batch)) if np.isfinite(batch).any() else None
@@ -255,6 +254,21 @@ def _phases(rows: pl.DataFrame, affected: pl.DataFrame) -> dict[str, Value]:
             sum(float(affected[cause_column(c)].sum() or 0.0) for c in sorted(CONTENTION)) / total
         )
     return found
+
+
+def _in_front(affected: pl.DataFrame) -> dict[str, Value]:
+    """What passes before the engine queues these requests: in its own front, and in a server's span around it."""
+    server = affected.select((pl.col("entry_side") == "server").fill_null(False)).to_series().to_numpy()
+    around = np.where(server, np.nan_to_num(floats(affected, "entry_before_s")), 0.0)
+    own = np.clip(floats(affected, "queued_unix_ns") - floats(affected, "arrival_unix_ns"), 0.0, None) / 1e9
+    to_first = floats(affected, "ttft_s") + around
+    first = float(np.nansum(to_first))
+    before = float(np.nansum(own) + around[np.isfinite(to_first)].sum())
+    host = float(np.nansum(floats(affected, cause_column("host")))) + outside_s(affected).get("host", 0.0)
+    return {
+        "frontend_ratio": before / first if first > 0 else None,
+        "host_before_queue_ratio": min(1.0, float(around.sum()) / host) if around.any() and host > 0 else None,
+    }
 
 
 def _settings(scene: Scene, settings: Mapping[str, Setting]) -> dict[str, Value]:

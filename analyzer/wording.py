@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from phasewise.analyzer.coverage import Sampling
 from phasewise.analyzer.findings import Finding, seconds_by_cause, shares_of
@@ -52,6 +53,12 @@ SPENT = {
 }
 
 
+OUTSIDE = {
+    "host": "pass in the server in front of the engine",
+    "client": "pass at the client or on the way to it",
+}
+
+
 def counted(count: int, noun: str) -> str:
     """A count of things with its noun: 1 request, 2,000 requests."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -89,12 +96,20 @@ def headline(scene: Scene, finding: Finding, flight: InFlight) -> str:
     return f"Slow: affected requests {what} for {part:.0%} of their time{whole}.{caveat}"
 
 
-def request_sentence(row: Mapping[str, object], partition: Mapping[str, object]) -> str:
+def request_sentence(
+    row: Mapping[str, object], partition: Mapping[str, object], outside: Mapping[str, float] = MappingProxyType({})
+) -> str:
+    """Where most of one request's time went. outside: its seconds outside the engine by cause, which no partition holds."""
     e2e, cause = row["e2e_s"], row["cause"]
     if not isinstance(e2e, float) or not partition:
         return "Nothing is known of where this request's time went."
     largest = str(cause) if cause else max(partition, key=lambda c: float(str(partition[c])))
     seconds = float(str(partition.get(largest, 0.0)))
+    if (beside := outside.get(largest, 0.0)) > seconds:
+        whole = e2e + sum(outside.values())
+        before = row.get("entry_before_s")
+        part = f" {before:.3g} s of it before the engine gets the request." if isinstance(before, float) else ""
+        return f"{beside:.3g} s of {whole:.3g} s ({beside / whole:.0%}): {OUTSIDE[largest]}{',' if part else '.'}{part}"
     what = PLAIN.get(largest, "cannot be explained").removeprefix("are ")
     return f"{seconds:.3g} s of {e2e:.3g} s ({seconds / e2e:.0%}): {what}." if e2e > 0 else "This request took no time."
 
@@ -112,3 +127,11 @@ def sampling_sentence(sampling: Sampling) -> str:
     if sampling.is_fair:
         return f"{seen}, {kept}: shares and percentiles are weighted by {sampling.by}, counts are those of the sample"
     return f"{seen}, {kept}: shares and percentiles are theirs, not those of all requests"
+
+
+def held_back_sentence(seconds: float) -> str:
+    """seconds: median by which clients see the first token later than the engine made it."""
+    return (
+        f"clients get the first token {seconds:.3g} s after the engine made it (median): something between holds the stream back, "
+        "or they count visible text alone"
+    )

@@ -21,7 +21,9 @@ HOUR_NS = 3600 * 10**9
 SPAN = ["trace_id", "span_id"]
 NODE = ["trace_id", "node"]
 SKEW_NS = 1_000_000
-_KEEP = ("host", "role", "profile", "name", "start_unix_ns", "end_unix_ns", "status_code")
+LATE_NS = 5_000_000  # an answer may be read a little before its server's span ends
+_CLIENT_KIND = 3
+_KEEP = ("host", "role", "profile", "name", "kind", "start_unix_ns", "end_unix_ns", "status_code")
 # What a client's own span tells of the call, where the engine's span says nothing.
 _FROM_CLIENT = ("client_request_id", "model", "finish_reason", "input_tokens", "output_tokens", "cached_tokens")
 _ABORTED = "(?i)cancel|abort|disconnect|timeout|timed out"
@@ -59,8 +61,8 @@ def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame)
     single = _single_call_boundaries(engine_chain)
     rows = with_flag(engine_rows, stale, "wrong_parent")
     rows = with_flag(rows, _skewed(chain, spans), "clock_skew")
-    rows = _with_entry(rows, single)
     serving = [p for p in profiles.ordered if p.serves]
+    rows = _with_entry(rows, single, spans, [p.id for p in serving])
     telling = [p for p in profiles.ordered if p.role == "client" and p.alone and not p.serves]
     rows, superseded = _with_client(telling, rows, single, clients, (*_FROM_CLIENT, "entry_ttft_s"))
     rows, _ = _with_client(serving, rows, single, clients, _FROM_CLIENT)
@@ -97,13 +99,15 @@ def _chain(nodes: pl.DataFrame, spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.D
 
 
 def _skewed(chain: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Spans that start before their parent on another host: two clocks. Nothing is shifted, and no time of one is subtracted
-    from one of the other; who compares the raw times is warned."""
-    own = spans.select("trace_id", pl.col("span_id").alias("node"), "host", "start_unix_ns")
+    """Spans that start before their parent on another host, or end after it although they are no longer: two clocks. Nothing is
+    shifted, and no time of one is subtracted from one of the other; who compares the raw times is warned."""
+    own = spans.select("trace_id", pl.col("span_id").alias("node"), "host", "start_unix_ns", "end_unix_ns")
     pairs = chain.filter(pl.col("depth") == 1).join(own, on=NODE, how="inner", suffix="_own")
     elsewhere = pl.col("host").ne_missing(pl.col("host_own"))
     early = pl.col("start_unix_ns_own") < pl.col("start_unix_ns") - SKEW_NS
-    return pairs.filter(elsewhere & early).select("trace_id", pl.col("node").alias("span_id"))
+    late = pl.col("end_unix_ns_own") > pl.col("end_unix_ns") + LATE_NS
+    shorter = pl.col("end_unix_ns_own") - pl.col("start_unix_ns_own") <= pl.col("end_unix_ns") - pl.col("start_unix_ns")
+    return pairs.filter(elsewhere & (early | (late & shorter))).select("trace_id", pl.col("node").alias("span_id"))
 
 
 def _single_call_boundaries(engine_chain: pl.DataFrame) -> pl.DataFrame:
@@ -112,15 +116,36 @@ def _single_call_boundaries(engine_chain: pl.DataFrame) -> pl.DataFrame:
     return engine_chain.filter("boundary").with_columns(calls_below.alias("_calls")).filter(pl.col("_calls") == 1)
 
 
-def _with_entry(rows: pl.DataFrame, single: pl.DataFrame) -> pl.DataFrame:
+def _with_entry(rows: pl.DataFrame, single: pl.DataFrame, spans: pl.DataFrame, serving: list[str]) -> pl.DataFrame:
+    """The outermost boundary of each row's call: how long it lasts, whose it is, and how much of it lies before the engine's span,
+    which only one clock can tell. serving: profiles of routers and gateways, whose spans are a server's whatever kind they have."""
+    if single.is_empty():
+        return rows
+    outside = (pl.col("role") == "client") | (pl.col("kind") == _CLIENT_KIND)
+    client = outside & ~pl.col("profile").is_in(serving)
     outermost = (
         single.sort("depth", descending=True)
         .group_by(NODE, maintain_order=True)
-        .agg(seconds((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first()).alias("_entry_s"))
+        .agg(
+            seconds((pl.col("end_unix_ns") - pl.col("start_unix_ns")).first()).alias("_entry_s"),
+            pl.when(client.first()).then(pl.lit("client")).otherwise(pl.lit("server")).alias("_side"),
+            pl.col("start_unix_ns").first().alias("_outer_start"),
+            pl.col("host").first().alias("_outer_host"),
+        )
         .with_columns(pl.when(pl.col("_entry_s") >= 0).then("_entry_s").alias("_entry_s"))
     )
-    joined = rows.join(outermost, left_on=SPAN, right_on=NODE, how="left", maintain_order="left")
-    return joined.with_columns(pl.coalesce("_entry_s", "entry_e2e_s").alias("entry_e2e_s")).drop("_entry_s")
+    hosts = spans.select(*SPAN, "host").join(outermost, left_on=SPAN, right_on=NODE, how="semi")
+    joined = rows.join(outermost, left_on=SPAN, right_on=NODE, how="left", maintain_order="left").join(
+        hosts, on=SPAN, how="left", maintain_order="left"
+    )
+    before = seconds(pl.col("arrival_unix_ns") - pl.col("_outer_start"))
+    inside = (pl.col("host") == pl.col("_outer_host")) & before.is_between(0.0, pl.col("_entry_s"))
+    known = pl.col("_entry_s").is_not_null()
+    return joined.with_columns(
+        pl.coalesce("_entry_s", "entry_e2e_s").alias("entry_e2e_s"),
+        pl.when(known).then("_side").otherwise("entry_side").alias("entry_side"),
+        pl.when(inside.fill_null(False)).then(before).otherwise("entry_before_s").alias("entry_before_s"),
+    ).select(rows.columns)
 
 
 def _with_client(
@@ -177,6 +202,7 @@ def _lonely_clients(
             _alone(profile, own).with_columns(
                 pl.when(pl.col("outcome") == "ok").then(pl.lit("ok")).otherwise(failed).alias("outcome"),
                 pl.col("e2e_s").alias("entry_e2e_s"),
+                pl.lit("server" if profile.recorded else "client").alias("entry_side"),
                 (pl.lit(None, dtype=pl.Float64) if profile.recorded else pl.col("ttft_s")).alias("entry_ttft_s"),
             )
         )

@@ -17,7 +17,7 @@ NEAR_NS = 3600 * 10**9  # an identifier used again an hour later is another call
 SAME_S = 1e-6  # what an engine says twice of one time
 CLIENT_COLUMNS = (
     "client_request_id", "model", "finish_reason", "input_tokens", "output_tokens", "cached_tokens", "tenant", "route",
-    "entry_e2e_s", "entry_ttft_s", "entry_tpot_s", "client_gaps", "longest_gap_s", "itl_p95_s",
+    "entry_e2e_s", "entry_side", "entry_ttft_s", "entry_tpot_s", "client_gaps", "longest_gap_s", "itl_p95_s",
 )  # fmt: skip
 SUPPLEMENT_COLUMNS = (
     "model", "tenant", "route", "priority", "request_class", "input_tokens", "cached_tokens", "output_tokens",

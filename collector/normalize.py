@@ -17,6 +17,7 @@ from phasewise.collector.profiles import UNMAPPED, Profiles
 from phasewise.collector.records import Annotation
 from phasewise.collector.requests import empty_requests, requests_of, slices_of
 from phasewise.collector.steps import STEP_SCHEMA, steps_of
+from phasewise.collector.time_units import in_nanoseconds
 from phasewise.collector.turns import TURN_SCHEMA
 
 
@@ -44,7 +45,7 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
         return Normalized(
             empty_requests(), pl.DataFrame(schema=TURN_SCHEMA), pl.DataFrame(schema=STEP_SCHEMA), [], empty_requests()
         )
-    known = spans.join(identities(spans["resource"]), on="resource", how="left", maintain_order="left")
+    known = in_nanoseconds(spans).join(identities(spans["resource"]), on="resource", how="left", maintain_order="left")
     classified = known if "role" in known.columns else profiles.classify(known)
     classified, given_way = with_fronts(profiles, with_shapes(profiles, classified))
     engines = _chosen(classified, classified["role"] == "engine")

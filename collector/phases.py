@@ -22,6 +22,8 @@ from phasewise.rules.engine_profile import EngineProfile, dependencies
 SENTINEL_S = -1.0
 CLAMP_S = 0.002  # two clocks disagree by that much: still zero
 LONGEST_S = 86_400.0
+FASTEST_TOKEN_S = 1e-5
+NOT_STREAMED = "streaming_required"
 BEYOND_S, BEYOND_RATIO = (
     0.002,
     0.01,
@@ -240,12 +242,24 @@ def _sources(frame: pl.DataFrame, profile: EngineProfile) -> pl.DataFrame:
 
 
 def _distrusted(frame: pl.DataFrame, profile: EngineProfile, name: str) -> pl.DataFrame:
+    if name == "ttft_s" and profile.role == "client" and not profile.recorded and "output_tokens" in frame.columns:
+        at_end = _at_once(pl.col("e2e_s") - pl.col(name))
+        if _where_any(frame, {"at_end": at_end}):
+            frame = flagged(frame, pl.when(at_end).then(pl.lit(NOT_STREAMED)))
+            frame = frame.with_columns(pl.when(~at_end).then(pl.col(name)).alias(name))
     for doubt in profile.distrust:
         if doubt.field == name:
             wrong = (pl.col(name) > doubt.above * pl.col(doubt.of)) & (pl.col("output_tokens") > doubt.tokens)
             frame = flagged(frame, pl.when(wrong).then(pl.lit(doubt.quality)))
             frame = frame.with_columns(pl.when(wrong).then(None).otherwise(pl.col(name)).alias(name))
     return frame
+
+
+def _at_once(left_s: pl.Expr) -> pl.Expr:
+    """Whether so little time is left for decoding that no sequence makes its tokens in it: the "first" one was told when all were
+    there, as an answer that is not streamed is."""
+    tokens = pl.col("output_tokens")
+    return ((tokens >= 2) & left_s.is_between(-CLAMP_S, FASTEST_TOKEN_S * (tokens - 1))).fill_null(False)
 
 
 def _derived(frame: pl.DataFrame, step: Derivation) -> pl.DataFrame:
@@ -273,6 +287,11 @@ def _derived(frame: pl.DataFrame, step: Derivation) -> pl.DataFrame:
         tolerance = pl.max_horizontal(pl.lit(step.close_tolerance_s), left.abs() * step.close_tolerance_ratio)
         tests.append((left - right).abs() <= tolerance)
     allowed = reduce(and_, tests)
+    if step.field == "decode_s" and step.minus and "output_tokens" in frame.columns:
+        at_end = allowed & _at_once(value)
+        if _where_any(frame, {"at_end": at_end}):
+            frame = flagged(frame, pl.when(at_end).then(pl.lit(NOT_STREAMED)))
+            allowed = allowed & ~at_end
     frame = frame.with_columns(pl.when(allowed).then(value).alias("_new_s"))
     if _where_any(frame, {"_new_s": _strange("_new_s")}):
         frame = _judge(frame, "_new_s", step.field)

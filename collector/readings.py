@@ -17,6 +17,7 @@ from phasewise.rules.engine_parts import Key
 from phasewise.rules.engine_profile import EngineProfile
 
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|μs|ms|s)")  # both signs for micro
+MOST_COUNT = 10**10  # more is none of tokens or events, and sums of it overflow
 _SUFFIX_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -83,16 +84,16 @@ def _suffixed(value: Value) -> float | None:
 
 
 def counts(values: Column) -> pl.Series:
-    """Whole numbers of at least 0; anything else is null."""
+    """Whole numbers from 0 to MOST_COUNT; anything else is null."""
     if isinstance(values, pl.Series) and values.dtype in (pl.Int64, pl.Null):
         whole = values.cast(pl.Int64)
-        return whole.set(whole < 0, None)
-    return pl.Series([v if type(v) is int and v >= 0 else _count(v) for v in values], dtype=pl.Int64)
+        return whole.set((whole < 0) | (whole > MOST_COUNT), None)
+    return pl.Series([v if type(v) is int and 0 <= v <= MOST_COUNT else _count(v) for v in values], dtype=pl.Int64)
 
 
 def _count(value: Value) -> int | None:
     number = _number(value, 1.0)
-    if number is None or not math.isfinite(number) or number < 0 or number != int(number) or number > 2**62:
+    if number is None or not math.isfinite(number) or number < 0 or number != int(number) or number > MOST_COUNT:
         return None
     return int(number)
 

@@ -70,6 +70,8 @@ class Request:
     decode_wait_s: float | None = None  # inside decode: scheduled late after prefill (SGLang decode_waiting)
     # other boundaries
     entry_e2e_s: float | None = None  # outermost span of the same call, or the client's own record
+    entry_side: str | None = None  # whose record of the call that is: client, or a server in front of the engine
+    entry_before_s: float | None = None  # of it, before the engine's span begins; on one host only
     entry_ttft_s: float | None = None  # the client's own TTFT
     entry_tpot_s: float | None = None  # the client's own TPOT, over the tokens it counted itself
     itl_p95_s: float | None = None

@@ -14,6 +14,7 @@ from phasewise.collector.profiles import PART, PHASE
 from phasewise.collector.readings import counts, numbers, read_key, suffixed, texts, triples, wanted_of
 from phasewise.collector.records import Request
 from phasewise.collector.schemas import polars_schema
+from phasewise.collector.time_units import TIME_UNIT
 from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.rules.engine_parts import Key
 from phasewise.rules.engine_profile import EngineProfile
@@ -99,18 +100,52 @@ def _read(profile: EngineProfile, roots: pl.DataFrame) -> pl.DataFrame:
     if "key_tenant" in frame.columns:
         told = ["tenant"] if "tenant" in frame.columns else []
         frame = frame.with_columns(pl.coalesce("key_tenant", *told).alias("tenant")).drop("key_tenant")
-    frame = phases.flagged(frame, *roots.select(_of_receipt()).get_columns())
+    frame = phases.flagged(frame, *roots.select(_of_receipt(roots)).get_columns())
+    frame = _with_whole_input(_with_told_first_token(frame), profile)
     return _own_end(phases.judged(_with_event_times(_with_aborted(frame), profile, roots), profile.times))
 
 
-def _of_receipt() -> list[pl.Expr]:
+def _with_told_first_token(frame: pl.DataFrame) -> pl.DataFrame:
+    """No first token comes at once: a time of 0 stands for one that its sender never learned."""
+    if "ttft_s" not in frame.columns or not (frame["ttft_s"] == 0.0).any():
+        return frame
+    never = pl.col("ttft_s") == 0.0
+    frame = phases.flagged(frame, pl.when(never).then(pl.lit("sentinel_ttft")))
+    return frame.with_columns(pl.when(~never).then("ttft_s").alias("ttft_s"))
+
+
+def _with_whole_input(frame: pl.DataFrame, profile: EngineProfile) -> pl.DataFrame:
+    """Cached tokens are part of the input. Where they are more than it, a client counts them apart, as some providers do, and those
+    written into the cache too: the input is all of them. Of an engine nothing tells which of the two is wrong."""
+    if not {"input_tokens", "cached_tokens"} <= set(frame.columns):
+        return frame
+    apart = pl.col("cached_tokens") > pl.col("input_tokens")
+    if not frame.select(apart.any()).item():
+        return frame
+    if profile.role != "client" or profile.recorded:
+        frame = phases.flagged(frame, pl.when(apart).then(pl.lit("cached_beyond_input")))
+        return frame.with_columns(pl.when(~apart).then("cached_tokens").alias("cached_tokens"))
+    told = "own_written_tokens" in frame.columns
+    written = pl.col("own_written_tokens").fill_null(0) if told else pl.lit(0)
+    whole = pl.col("input_tokens") + pl.col("cached_tokens") + written
+    frame = phases.flagged(frame, pl.when(apart).then(pl.lit("cached_apart")))
+    return frame.with_columns(pl.when(apart).then(whole).otherwise("input_tokens").alias("input_tokens"))
+
+
+def _of_receipt(roots: pl.DataFrame) -> list[pl.Expr]:
     """Flags that the columns of a span tell by themselves."""
     ahead = pl.max_horizontal("start_unix_ns", "end_unix_ns") > pl.col("received_unix_ns") + FUTURE_NS
-    return [
-        pl.when(pl.col("dropped") > 0).then(pl.lit("attributes_dropped")).alias("dropped"),
-        pl.when(pl.col("flags").str.contains("attributes_cut", literal=True)).then(pl.lit("truncated")).alias("cut"),
-        pl.when(ahead & (pl.col("received_unix_ns") > 0)).then(pl.lit("future")).alias("future"),
-    ]
+    told = [pl.when(pl.col("dropped") > 0).then(pl.lit("attributes_dropped")).alias("dropped")]
+    if roots["flags"].null_count() < roots.height:
+        noted = (("attributes_cut", "truncated"), (TIME_UNIT, "unit_mismatch"))
+        told += [
+            pl.when(pl.col("flags").str.contains(note, literal=True)).then(pl.lit(flag)).alias(flag)
+            for note, flag in noted
+        ]
+    told.append(pl.when(ahead & (pl.col("received_unix_ns") > 0)).then(pl.lit("future")).alias("future"))
+    if (roots["end_unix_ns"] == 0).any():
+        told.append(pl.when(pl.col("end_unix_ns") == 0).then(pl.lit("end_missing")).alias("end"))
+    return told
 
 
 def _seconds(key: Key, values: Column) -> pl.Series:

@@ -17,7 +17,8 @@ def ancestors(nodes: pl.DataFrame, spans: pl.DataFrame, keep: tuple[str, ...]) -
     """Every ancestor of every node that is among `spans`.
 
     nodes: trace_id, span_id, parent_span_id. Result: trace_id, node (span id), depth (1 is the parent), span_id of the
-    ancestor and its columns `keep`. A missing parent ends the chain.
+    ancestor and its columns `keep`. A missing parent ends the chain; where parents form a ring, the node of it with the smallest
+    id counts as its top.
     """
     links = spans.select(*_LINK, "parent_span_id", *keep)
     current = nodes.filter(pl.col("parent_span_id").is_not_null()).select(
@@ -32,14 +33,29 @@ def ancestors(nodes: pl.DataFrame, spans: pl.DataFrame, keep: tuple[str, ...]) -
             break
         level = current.select("trace_id", "node", pl.lit(depth).alias("depth"), pl.col("next").alias("span_id"), *keep)
         found.append(level)
-        current = current.filter(pl.col("parent_span_id").is_not_null()).select(
+        current = current.filter(pl.col("parent_span_id").is_not_null() & (pl.col("next") != pl.col("node"))).select(
             "trace_id", "node", pl.col("parent_span_id").alias("next")
         )
     if not found:
         schema = links.schema
         columns = {"trace_id": pl.String, "node": pl.String, "depth": pl.Int32, "span_id": pl.String}
         return pl.DataFrame(schema=columns | {name: schema[name] for name in keep})
-    return pl.concat(found)
+    chain = pl.concat(found)
+    ring = (chain["node"] == chain["span_id"]).any() or len(found) == MAX_DEPTH
+    return _without_rings(chain) if ring else chain
+
+
+def _without_rings(chain: pl.DataFrame) -> pl.DataFrame:
+    """Each ancestor once, none above the top of a ring: below it are those that reach themselves."""
+    node = ["trace_id", "node"]
+    each = chain.sort("depth").unique([*node, "span_id"], keep="first", maintain_order=True)
+    itself = pl.col("node") == pl.col("span_id")
+    rings = each.filter(itself.any().over(node))
+    tops = rings.group_by(node).agg(pl.col("span_id").min().alias("_top"))
+    marked = each.join(tops, on=node, how="left", maintain_order="left")
+    top_depth = pl.col("depth").filter(pl.col("span_id") == pl.col("_top")).min().over(node)
+    below = pl.col("_top").is_null() | ((pl.col("node") != pl.col("_top")) & (pl.col("depth") <= top_depth))
+    return marked.filter(below & ~itself).drop("_top")
 
 
 def owners(parts: pl.DataFrame, roots: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:

@@ -103,6 +103,7 @@ def _row(kind: str, name: str, place: str, record: ClientRecord, base: int, data
         combined_covers=None if record.ttft_s is None else "Q,C,P,F",
         residual_s=None if record.ttft_s is None else 0.0,
         entry_e2e_s=record.e2e_s,
+        entry_side="client",
         entry_ttft_s=record.ttft_s,
         entry_tpot_s=record.tpot_s,
         itl_p95_s=float(np.percentile(gaps, 95)) if gaps else None,

@@ -157,6 +157,9 @@ def _one(answers: Answers, view: View, row: Mapping[str, Any]) -> Any:
     ]
 
 
+_OUTER = {"server": "At the server in front", "client": "At the client"}
+
+
 def _sentence(row: Mapping[str, Any]) -> str:
     parts = [f"{PHASES[p.phase].title} {fmt.seconds(p.end_s - p.start_s)}" for p in pieces(row)]
     return f"Waterfall: {', '.join(parts)}; {fmt.seconds(row['e2e_s'])} end to end"
@@ -172,7 +175,9 @@ def _header(view: View, row: Mapping[str, Any], report: Mapping[str, Any]) -> An
         ("In", fmt.count(row["input_tokens"])),
         ("Out", fmt.count(row["output_tokens"])),
         ("Cached", fmt.count(row["cached_tokens"])),
-        ("At the client", fmt.seconds(row["entry_e2e_s"])) if row["entry_e2e_s"] is not None else None,
+        (_OUTER.get(row.get("entry_side") or "", "At the client"), fmt.seconds(row["entry_e2e_s"]))
+        if row["entry_e2e_s"] is not None
+        else None,
         ("Preemptions", fmt.count(row["preemptions"])) if row["preemptions"] is not None else None,
         ("Finish", row["finish_reason"] or row["outcome"] or "unknown"),
     ]

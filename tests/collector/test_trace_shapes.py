@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,31 @@ def test_ancestors_are_found_up_to_the_root_and_loops_end() -> None:
     spans = tree(("a", None), ("b", "a"), ("c", "b"), ("x", "y"), ("y", "x"), ("o", "missing"))
     found = ancestors(spans.filter(pl.col("span_id").is_in(["c", "o"])), spans, ())
     assert found.select("node", "depth", "span_id").sort("depth").rows() == [("c", 1, "b"), ("c", 2, "a")]
-    assert ancestors(spans.filter(pl.col("span_id") == "x"), spans, ())["depth"].max() == 64
+
+
+@pytest.mark.parametrize(
+    ("edges", "above"),
+    [
+        ((("a", "a"), ("b", "a")), {"a": [], "b": ["a"]}),
+        ((("a", "b"), ("b", "a"), ("c", "b")), {"a": [], "b": ["a"], "c": ["b", "a"]}),
+        (
+            (("a", "b"), ("b", "c"), ("c", "a"), ("o", None), ("p", "o")),
+            {"a": [], "b": ["c", "a"], "c": ["a"], "p": ["o"]},
+        ),
+    ],
+)
+def test_one_span_of_a_ring_is_its_top(edges: tuple[tuple[str, str | None], ...], above: dict[str, list[str]]) -> None:
+    """Else each of its spans would lie below another, and none would be a request."""
+    spans = tree(*edges)
+    found = ancestors(spans, spans, ())
+    told = {node: found.filter(pl.col("node") == node).sort("depth")["span_id"].to_list() for node in above}
+    assert told == above
+
+
+def test_a_long_chain_is_cut_and_no_ring() -> None:
+    spans = tree(*((f"{n:03}", f"{n + 1:03}") for n in range(100)))
+    found = ancestors(spans.filter(pl.col("span_id") == "000"), spans, ())
+    assert found.sort("depth")["span_id"].to_list() == [f"{n:03}" for n in range(1, 65)]
 
 
 def test_parts_belong_to_the_nearest_request_above() -> None:

@@ -186,7 +186,7 @@ def test_a_trace_over_midnight_is_one(tmp_path: Path) -> None:
         assert row["entry_e2e_s"] == pytest.approx(row["e2e_s"] + 0.01)
 
 
-@pytest.mark.parametrize("ahead_s", [0.017, 5.0, 3500.0, -5.0, -3600.0])
+@pytest.mark.parametrize("ahead_s", [0.008, 0.017, 5.0, 3500.0, -5.0, -3600.0])
 def test_a_clock_that_is_off_changes_no_duration(tmp_path: Path, ahead_s: float) -> None:
     """F14: the engine's host is ahead of the client's: raw times stay, durations are those of their own clock.
 
@@ -206,9 +206,8 @@ def test_a_clock_that_is_off_changes_no_duration(tmp_path: Path, ahead_s: float)
         assert row["e2e_s"] == pytest.approx(true / 1e9)
         assert row["entry_e2e_s"] == pytest.approx(true / 1e9 + 0.01)
         flagged = "clock_skew" in (row["quality"] or "")
-        assert flagged == (
-            ahead_s < -0.006
-        )  # starts before its parent: the other way cannot be told from a slow network
+        # It starts before its parent, or ends over 5 ms after it although it is shorter: what is between may be a slow network.
+        assert flagged == (ahead_s < -0.006 or ahead_s > 0.009)
 
 
 @pytest.mark.parametrize(("year_s", "kept"), [(0, True), (4_070_908_800, True)])
