@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from phasewise.collector import trees
+from phasewise.collector import skews, trees
 from phasewise.collector.durations import seconds
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.requests import empty_requests, requests_of
@@ -32,11 +32,13 @@ _ABORTED = "(?i)cancel|abort|disconnect|timeout|timed out"
 @dataclass(frozen=True, slots=True)
 class Calls:
     """requests: engine rows completed by their clients, and rows of clients without an engine span;
-    superseded: keys of client spans that belong to an engine's row and have none of their own."""
+    superseded: keys of client spans that belong to an engine's row and have none of their own; skews: what the calls between hosts
+    tell of their clocks (skews.SCHEMA)."""
 
     requests: pl.DataFrame
     turns: pl.DataFrame
     superseded: list[str]
+    skews: pl.DataFrame
 
 
 def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame) -> Calls:
@@ -46,7 +48,7 @@ def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame)
     if (
         clients.is_empty() and not sides["parent_span_id"].count()
     ):  # nothing stands above any call: there is nothing to join
-        return Calls(engine_rows, pl.DataFrame(schema=TURN_SCHEMA), [])
+        return Calls(engine_rows, pl.DataFrame(schema=TURN_SCHEMA), [], pl.DataFrame(schema=skews.SCHEMA))
     calls = engine_rows.select(*SPAN, "call_key")
     nodes = pl.concat(
         [
@@ -60,7 +62,8 @@ def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame)
     engine_chain = chain.join(calls.rename({"span_id": "node"}), on=NODE, how="inner")
     single = _single_call_boundaries(engine_chain)
     rows = with_flag(engine_rows, stale, "wrong_parent")
-    rows = with_flag(rows, _skewed(chain, spans), "clock_skew")
+    across = _across_hosts(chain, spans)
+    rows = with_flag(rows, _skewed(across), "clock_skew")
     serving = [p for p in profiles.ordered if p.serves]
     rows = _with_entry(rows, single, spans, [p.id for p in serving])
     telling = [p for p in profiles.ordered if p.role == "client" and p.alone and not p.serves]
@@ -69,7 +72,7 @@ def calls_of(profiles: Profiles, spans: pl.DataFrame, engine_rows: pl.DataFrame)
     within = chain.filter((pl.col("role") == "client") | pl.col("profile").is_in([p.id for p in serving]))
     own = clients.filter(~pl.col("profile").is_in([p.id for p in serving]))
     rows = pl.concat([rows, _lonely_clients(profiles, own, within, engine_chain)])
-    return Calls(*turns_of(rows, spans, chain, single), superseded)
+    return Calls(*turns_of(rows, spans, chain, single), superseded, skews.bounds_of(across))
 
 
 def with_flag(rows: pl.DataFrame, chosen: pl.DataFrame, flag: str) -> pl.DataFrame:
@@ -86,28 +89,42 @@ def _chain(nodes: pl.DataFrame, spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.D
     """Ancestors of the nodes, and the nodes whose chain was cut.
 
     From a start-up span on, or from a parent an hour older on, ancestors are not those of this call: engines fall back to a
-    span that was active when the process began.
+    span that was active when the process began. That one is of their own host: a caller elsewhere that waited at least as long as
+    the call took is its caller, by a clock that is off.
     """
     chain = trees.ancestors(nodes, spans, _KEEP)
-    starts = nodes.select("trace_id", pl.col("span_id").alias("node"), pl.col("start_unix_ns").alias("_own_start"))
-    chain = chain.join(starts, on=NODE, how="left")
-    strange = (pl.col("role") == "startup") | (pl.col("_own_start") - pl.col("start_unix_ns") > HOUR_NS)
+    chain = chain.join(_own(spans), on=NODE, how="left")
+    length, own_length = (pl.col(f"end_unix_ns{of}") - pl.col(f"start_unix_ns{of}") for of in ("", "_own"))
+    calls_from_elsewhere = ((pl.col("host") != pl.col("host_own")) & (own_length <= length)).fill_null(False)
+    older = pl.col("start_unix_ns_own") - pl.col("start_unix_ns") > HOUR_NS
+    strange = (pl.col("role") == "startup") | (older & ~calls_from_elsewhere)
     chain = chain.with_columns(pl.col("depth").filter(strange).min().over(NODE).alias("_cut"))
     kept = chain.filter(pl.col("_cut").is_null() | (pl.col("depth") < pl.col("_cut")))
     cut = chain.filter(pl.col("_cut") == 1).select("trace_id", pl.col("node").alias("span_id")).unique()
-    return kept.drop("_own_start", "_cut"), cut
+    return kept.drop("host_own", "start_unix_ns_own", "end_unix_ns_own", "_cut"), cut
 
 
-def _skewed(chain: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Spans that start before their parent on another host, or end after it although they are no longer: two clocks. Nothing is
-    shifted, and no time of one is subtracted from one of the other; who compares the raw times is warned."""
-    own = spans.select("trace_id", pl.col("span_id").alias("node"), "host", "start_unix_ns", "end_unix_ns")
-    pairs = chain.filter(pl.col("depth") == 1).join(own, on=NODE, how="inner", suffix="_own")
-    elsewhere = pl.col("host").ne_missing(pl.col("host_own"))
+def _own(spans: pl.DataFrame) -> pl.DataFrame:
+    """What is known of each node itself, beside what its ancestors are."""
+    times = ("start_unix_ns", "end_unix_ns")
+    return spans.select(
+        "trace_id", pl.col("span_id").alias("node"), *(pl.col(c).alias(f"{c}_own") for c in ("host", *times))
+    )
+
+
+def _across_hosts(chain: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Nodes with a parent on another host, by which another clock goes, in the order of their spans."""
+    pairs = _own(spans).join(chain.filter(pl.col("depth") == 1), on=NODE, how="inner", maintain_order="left")
+    return pairs.filter(pl.col("host").ne_missing(pl.col("host_own")))
+
+
+def _skewed(across: pl.DataFrame) -> pl.DataFrame:
+    """Spans that start before their parent, or end after it although they are no longer: two clocks. Nothing is shifted, and no time
+    of one is subtracted from one of the other; who compares the raw times is warned."""
+    length, own_length = (pl.col(f"end_unix_ns{of}") - pl.col(f"start_unix_ns{of}") for of in ("", "_own"))
     early = pl.col("start_unix_ns_own") < pl.col("start_unix_ns") - SKEW_NS
-    late = pl.col("end_unix_ns_own") > pl.col("end_unix_ns") + LATE_NS
-    shorter = pl.col("end_unix_ns_own") - pl.col("start_unix_ns_own") <= pl.col("end_unix_ns") - pl.col("start_unix_ns")
-    return pairs.filter(elsewhere & (early | (late & shorter))).select("trace_id", pl.col("node").alias("span_id"))
+    late = (pl.col("end_unix_ns_own") > pl.col("end_unix_ns") + LATE_NS) & (own_length <= length)
+    return across.filter(early | late).select("trace_id", pl.col("node").alias("span_id"))
 
 
 def _single_call_boundaries(engine_chain: pl.DataFrame) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from phasewise.collector.identity import identities
 from phasewise.collector.profiles import UNMAPPED, Profiles
 from phasewise.collector.records import Annotation
 from phasewise.collector.requests import empty_requests, requests_of, slices_of
+from phasewise.collector.skews import SCHEMA as SKEW_SCHEMA
 from phasewise.collector.steps import STEP_SCHEMA, steps_of
 from phasewise.collector.time_units import in_nanoseconds
 from phasewise.collector.turns import TURN_SCHEMA
@@ -25,7 +26,7 @@ from phasewise.collector.turns import TURN_SCHEMA
 class Normalized:
     """requests (columns of requests.REQUEST_SCHEMA), turns, steps, events as frames; supplements: request-shaped rows that
     fill others; superseded: request keys that no longer have a row; settings: what the resources of engine spans say of how their
-    instance is set, oldest first; unmapped: "scope / name" -> spans."""
+    instance is set, oldest first; unmapped: "scope / name" -> spans; skews: what calls between hosts tell of their clocks."""
 
     requests: pl.DataFrame
     turns: pl.DataFrame
@@ -36,6 +37,7 @@ class Normalized:
     settings: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     unmapped: dict[str, int] = field(default_factory=dict)
     broken_steps: int = 0
+    skews: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SKEW_SCHEMA))
 
 
 def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
@@ -70,6 +72,7 @@ def normalize(spans: pl.DataFrame, profiles: Profiles) -> Normalized:
         settings=settings_of(profiles, engines),
         unmapped=unmapped_counts(classified),
         broken_steps=broken,
+        skews=calls.skews,
     )
 
 

@@ -83,13 +83,14 @@ class Retention:
         hours = self._sealed()
         aged = hours.filter(pl.col("received") < now - int(self._keep.raw_days * DAY_NS))
         due = self._sane(aged, hours, steady)
-        due |= self._over_volume(hours.filter(~pl.col("hour").is_in(list(due))))
+        spans = self._due_spans(now, steady)
+        due |= self._over_volume(hours.filter(~pl.col("hour").is_in(list(due))), self._going_bytes(due, spans))
         self._keep_rollups(due, now)
         self._take_out(due)
         self._finish()
         self._drop_rollups(now)
         self._drop_strays(now)
-        self._drop_spans(now, steady)
+        self._drop_spans(spans)
         return len(due)
 
     def _is_steady(self, now: int) -> bool:
@@ -123,10 +124,21 @@ class Retention:
             self.done.stopped = ""
         return due
 
-    def _over_volume(self, hours: pl.DataFrame) -> set[int]:
-        """The oldest hours, as many as bring the folder under its share of the volume."""
+    def _going_bytes(self, hours: Collection[int], spans: Collection[Path]) -> int:
+        """Size of the files that go anyway: of these hours, those that no hour names any more and that only wait for their readers, and
+        folders of raw spans."""
+        staying = self._store.query(
+            "SELECT path FROM main.cold_files WHERE NOT list_contains(?, hour)", [sorted(hours)]
+        )
+        names = set(staying["path"])
+        cold = self._store.cold_directory
+        going = [p for p in cold.glob("*/date=*/hour=*/*.parquet") if str(p.relative_to(cold)) not in names]
+        return sum(path.stat().st_size for path in going) + sum(usage_of(folder)[0] for folder in spans)
+
+    def _over_volume(self, hours: pl.DataFrame, going_bytes: int) -> set[int]:
+        """The oldest hours, as many as bring the folder under its share of the volume, beside what goes anyway."""
         own, free = self._usage(self._data_dir)
-        over = own - self._keep.max_volume_ratio * (own + free)
+        over = own - going_bytes - self._keep.max_volume_ratio * (own + free)
         if over <= 0:
             return set()
         sizes = self._store.query('SELECT hour, sum("bytes")::BIGINT AS bytes FROM main.cold_files GROUP BY hour')
@@ -220,8 +232,8 @@ class Retention:
                     "DELETE FROM main.requests WHERE finished_unix_ns > ? AND received_unix_ns < ?", [now, oldest]
                 )
 
-    def _drop_spans(self, now: int, steady: bool) -> None:
-        """Raw spans lie by the hour of their receipt."""
+    def _due_spans(self, now: int, steady: bool) -> list[Path]:
+        """Folders of raw spans, which lie by the hour of their receipt, that are old enough to go."""
         folders = {
             hour: path
             for path in (self._data_dir / "spans").glob("date=*/hour=*")
@@ -229,8 +241,12 @@ class Retention:
         }
         oldest = (now - int(self._keep.raw_days * DAY_NS)) // HOUR_NS
         due = {hour for hour in folders if hour < oldest}
-        for hour in _watched(due, self._waiting_spans, len(due) / max(1, len(folders)), steady):
-            shutil.rmtree(folders[hour], ignore_errors=True)
+        going = _watched(due, self._waiting_spans, len(due) / max(1, len(folders)), steady)
+        return [folders[hour] for hour in sorted(going)]
+
+    def _drop_spans(self, folders: Collection[Path]) -> None:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
             self.done.files += 1
         for day in (self._data_dir / "spans").glob("date=*"):
             if not any(day.iterdir()):

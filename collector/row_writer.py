@@ -98,6 +98,7 @@ class RowWriter:
         memory.registry.see_requests(past)
         for instance, settings in made.settings:
             memory.registry.see_settings(instance, settings, "resource")
+        memory.skews.see(made.skews)
         memory.watermarks.see(changes.rows, now, ended)
         memory.refresher.take(self._transaction, changes.rows, changes.stored, now, ended=ended, behind=behind)
         memory.counters.add("requests", changes.rows.height - len(changes.stored))

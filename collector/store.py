@@ -47,13 +47,21 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, *, threads: int = THREADS, memory_limit: str = MEMORY_LIMIT, spill_bytes: int | None = None
+        self,
+        path: Path,
+        *,
+        threads: int = THREADS,
+        memory_limit: str = MEMORY_LIMIT,
+        spill_bytes: int | None = None,
+        as_it_is: bool = False,
     ) -> None:
-        """spill_bytes: what temporary files may take; None takes the smaller of 4 GiB and 10 % of what is free."""
+        """spill_bytes: what temporary files may take; None takes the smaller of 4 GiB and 10 % of what is free. as_it_is: the tables of a
+        damaged file, without the cold tier and not brought up to date."""
         self.path = path
         self._threads = threads
         self._memory_limit = memory_limit
         self._spill_bytes = spill_bytes
+        self._as_it_is = as_it_is
         self._temporary = path.parent / "temporary"
         self._write_lock = threading.RLock()
         self._state_lock = threading.Lock()
@@ -68,15 +76,16 @@ class Store:
         self._connection = self._open()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
-        connection = self._attached()
+        connection, version = self._attached()
+        if self._as_it_is:
+            return connection
         try:
             statements = Transaction(connection)
-            version = version_of(statements, self.path)
             if version is not None and version != SCHEMA_VERSION:
                 connection.execute("CHECKPOINT")
                 connection.close()
                 keep_copy(self.path, version)
-                connection = self._attached()
+                connection, _ = self._attached()
                 statements = Transaction(connection)
             connection.execute("BEGIN TRANSACTION")
             prepare(statements, version)
@@ -90,7 +99,8 @@ class Store:
             raise
         return connection
 
-    def _attached(self) -> duckdb.DuckDBPyConnection:
+    def _attached(self) -> tuple[duckdb.DuckDBPyConnection, int | None]:
+        """The open file, and the version of its schema (None: a new one), which is none of a newer release."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             spill_bytes = room(self.path.parent) if self._spill_bytes is None else self._spill_bytes
@@ -105,6 +115,8 @@ class Store:
                     "autoload_known_extensions": "false",
                 },
             )
+            # A file that is refused is closed as it is: else its log would be moved into it on the way out.
+            connection.execute("PRAGMA disable_checkpoint_on_shutdown")
             escaped = str(self.path).replace("'", "''")
             options = f"STORAGE_VERSION '{STORAGE_VERSION}', ROW_GROUP_SIZE {ROW_GROUP_ROWS}"
             connection.execute(f"ATTACH '{escaped}' AS phasewise ({options})")
@@ -112,14 +124,23 @@ class Store:
             raise MachineError(f"{self.path}: {error.strerror or error} (check owner and free space)") from error
         except duckdb.Error as error:
             raise cannot_open(self.path, str(error)) from error
+        try:
+            connection.execute("USE phasewise")
+            version = version_of(Transaction(connection), self.path)
+            connection.execute("PRAGMA enable_checkpoint_on_shutdown")
+        except duckdb.Error as error:
+            connection.close()
+            raise cannot_open(self.path, str(error)) from error
+        except BaseException:
+            connection.close()
+            raise
         remove_files_of_others(self._temporary)  # of a process that was killed: the file is ours now
         # The file is open: but for the cold tier nothing else on this machine is needed, so nothing else can be reached from SQL.
         connection.execute("SET allowed_directories = ?", [[str(self.cold_directory)]])
         connection.execute("SET enable_external_access = false")
         connection.execute(f"SET checkpoint_threshold = '{CHECKPOINT_THRESHOLD}'")
         connection.execute("SET lock_configuration = true")
-        connection.execute("USE phasewise")
-        return connection
+        return connection, version
 
     def copy_to(self, path: Path) -> pl.DataFrame:
         """Copy the hot tables into a new file below the cold directory, as they are after one commit; its `positions`.
@@ -198,6 +219,13 @@ class Store:
             finally:
                 cursor.close()
         return ""
+
+    def try_query(self, sql: str, parameters: Sequence[object] = ()) -> tuple[pl.DataFrame | None, str]:
+        """The rows of a SELECT, or None and why they cannot be read: of a file that is known to be damaged."""
+        try:
+            return self._query(sql, parameters), ""
+        except (duckdb.Error, MachineError) as error:
+            return None, str(error).splitlines()[0]
 
     def query(
         self, sql: str, parameters: Sequence[object] = (), *, patience: Patience | None = None, waits: bool = True

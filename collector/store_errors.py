@@ -11,6 +11,7 @@ from pathlib import Path
 from phasewise.rules.errors import MachineError
 
 _HOLDER = re.compile(r"held in (.+?) \(PID (\d+)\)")
+_STORAGE = re.compile(r"storage version number (\d+), but we can only read storage versions between (\d+) and (\d+)")
 # What is wrong with the machine or the release, and not with the file.
 _ENVIRONMENT = re.compile(
     r"no space|too many open files|disk quota|input/output error|version number|storage version", re.IGNORECASE
@@ -29,6 +30,11 @@ def cannot_open(path: Path, text: str) -> MachineError:
         return MachineError(
             f"{path}: another process has the store open: PID {holder[2]} ({holder[1]}); "
             "ask it through its address in serve.json, or stop it"
+        )
+    if stored := _STORAGE.search(text):
+        return MachineError(
+            f"{path}: written by another release (storage {stored[1]}, this one reads {stored[2]} to {stored[3]}); "
+            "upgrade phasewise, or start with another --data folder"
         )
     if "Permission denied" in text or "Read-only" in text:
         return MachineError(

@@ -299,6 +299,7 @@ class Writer:
                 "counters": memory.counters.named(),
                 "unmapped": memory.counters.labels("unmapped_spans"),
                 "watermarks": {k: min(v, now) for k, v in memory.watermarks.all(now).items()},
+                "clock_skews": memory.skews.told(),
                 "instances": len(memory.registry),
                 "unjoined_samples": self._unjoined_samples(),
                 "journal": {

@@ -17,6 +17,7 @@ from phasewise.collector.refresher import Refresher
 from phasewise.collector.registry import Registry
 from phasewise.collector.restarts import Restarts
 from phasewise.collector.rollups import POSITION, DirtyRollups
+from phasewise.collector.skews import Skews
 from phasewise.collector.store import Store
 from phasewise.collector.transaction import Transaction
 from phasewise.collector.watermarks import FUTURE_NS, HOUR_NS, MINUTE_NS, Watermarks
@@ -62,6 +63,7 @@ class Memory:
     assembly: Assembly
     restarts: Restarts = field(default_factory=Restarts)
     places: Places = field(default_factory=Places)
+    skews: Skews = field(default_factory=Skews)  # of this process alone: clocks are set right, and drift
     rejoined_ns: int = 0
     marked: dict[str, bool] = field(default_factory=dict)  # scrapes without a name -> how their samples are marked
     commit: str = ""  # the number of the last one, as the store has it

@@ -54,7 +54,7 @@ VERBS = {
     "engine": ("a small serving engine that tells everything it does, and whose truth is known", engine_verb),
     "keys": ("access keys: who may send, who may look", keys_verb),
     "config": ("what the configuration file and the environment say", config_verb),
-    "db": ("backup, restore, check and purge of a data directory", db_verb),
+    "db": ("backup, restore, check, salvage and purge of a data directory", db_verb),
     "doctor": ("check ports, permissions, disk, store and a round trip", doctor_verb),
 }
 

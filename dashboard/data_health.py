@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phasewise.analyzer import gauges, questions
@@ -18,6 +18,7 @@ from phasewise.dashboard.tables import window_object
 
 GOOD_COVERAGE = 0.9
 MOST_TARGETS = 4  # that a page names
+APART_S = 0.1  # clocks that stand closer are nothing to speak of
 
 
 def data_health(answers: Answers, view: View) -> dict[str, Any]:
@@ -126,6 +127,19 @@ def _scrape_problems(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     return found
 
 
+def _clock_problems(skews: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Hosts whose clocks cannot stand together, by the calls between them."""
+    apart = [one for one in skews if one["certain"] and abs(one["ahead_s"]) >= APART_S]
+    return [
+        (
+            f"The clock of {one['other_host']} is {fmt.seconds(abs(one['ahead_s']))} {'ahead of' if one['ahead_s'] > 0 else 'behind'} "
+            f"that of {one['host']}",
+            "Durations are each host's own and hold; times of the two cannot be compared. Set their clocks, by NTP.",
+        )
+        for one in apart[:MOST_TARGETS]
+    ]
+
+
 def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
     """What a reader of this window should know before trusting it: what, and why it matters or what to do."""
     found = []
@@ -190,6 +204,7 @@ def problems(answers: Answers, view: View) -> list[tuple[str, str]]:
                 "How long they took is unknown: look whether the engines that decode send their spans.",
             )
         )
+    found += _clock_problems(told["writer"].get("clock_skews", []))
     found += _scrape_problems(told)
     if told["engine_samples_unjoined"]:
         found.append(

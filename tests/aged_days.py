@@ -1,4 +1,4 @@
-"""A store with one hour of rows on each of five days, all hot, ready to be sealed and then to grow old."""
+"""A store with one hour of rows on each of some days, all hot, ready to be sealed and then to grow old."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from phasewise.collector.retention import DAY_NS
 from phasewise.collector.store import Store
 
 DAYS = 5
+MONTH = 30  # days
+EACH = 6  # rows of a day
 FIRST_HOUR = START_UNIX_NS // HOUR_NS
 
 
-def fill(data: Path) -> None:
+def fill(data: Path, days: int = DAYS) -> None:
     """Requests and samples received when they finished, raw spans beside, a finding."""
     rows, samples = [], []
-    for day in range(DAYS):
-        for i in range(6):
+    for day in range(days):
+        for i in range(EACH):
             request = make_request(at_s=day * 86_400 + i * 60, decode_s=1.0 + i, request_key=f"{day * 10 + i:032x}")
             received = {"final": True, "revision": 1, "received_unix_ns": request.finished_unix_ns}
             rows.append(attributed(request) | received)

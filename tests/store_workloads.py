@@ -26,15 +26,15 @@ from phasewise.collector import store as store_module
 from phasewise.collector import writer as writer_module
 from phasewise.collector.importers import pieces
 from phasewise.collector.lake import HOUR_NS
-from phasewise.collector.retention import DAY_NS, Keep, Retention
+from phasewise.collector.retention import DAY_NS, Keep, Retention, usage_of
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.dashboard import cli
 from phasewise.dashboard.commands import ingest as _ingest  # noqa: F401
 
 PIECE_BYTES = 14_000  # a dozen requests
 CHECKPOINT_THRESHOLD = "64KB"
-SEALED_UNIX_NS = START_UNIX_NS + 6 * DAY_NS
-EXPIRED_UNIX_NS = START_UNIX_NS + 15 * DAY_NS + 2 * HOUR_NS  # two of five days are older than fourteen
+SEALED_UNIX_NS = START_UNIX_NS + 30 * DAY_NS
+EXPIRED_UNIX_NS = START_UNIX_NS + 30 * DAY_NS + 2 * HOUR_NS  # seventeen of thirty days are older than fourteen
 _ATTACHED_S = 60.0
 _PR_SET_PTRACER, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 
@@ -66,17 +66,22 @@ def seal(data: Path) -> None:
 
 
 def expire(data: Path) -> None:
-    """Hours older than fourteen days, deleted with their files."""
+    """Hours older than fourteen days, deleted with their files, on a volume that is too full with them."""
     now, passed = [EXPIRED_UNIX_NS - HOUR_NS], [1000.0]
     with _opened(data) as store:
-        # 2 % of a disk: nothing goes because of its room.
-        own = Retention(store, data, Keep(), lambda: now[0], lambda: passed[0], lambda _: (2, 98))
+        own = Retention(store, data, Keep(), lambda: now[0], lambda: passed[0], _small_volume)
         own._seen = (now[0] - DAY_NS, passed[0] - 86_400)  # it has watched the clock since before they were old
         own.run()
         now[0], passed[0] = now[0] + HOUR_NS, passed[0] + 3600
         own.run()
         own.vacuum()
         store.checkpoint()
+
+
+def _small_volume(folder: Path) -> tuple[int, int]:
+    """What is used and free of a volume of that many bytes."""
+    own, _ = usage_of(folder)
+    return own, max(0, int((folder.parent / "volume_bytes").read_text()) - own)
 
 
 def import_file(data: Path) -> None:

@@ -1,4 +1,4 @@
-"""`phasewise db`: backup, restore, check and purge of a data folder; while a server runs, backup and purge go through it."""
+"""`phasewise db`: backup, restore, check, salvage and purge of a data folder; while a server runs, backup and purge go through it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from phasewise.rules.errors import InputError, MachineError
 
 def run(options: Namespace) -> int:
     """Exit code 1 where `check` found a fault."""
-    done = {"backup": _backup, "restore": _restore, "check": _check, "purge": _purge}[options.action](options)
+    done = {"backup": _backup, "restore": _restore, "check": _check, "salvage": _salvage, "purge": _purge}[
+        options.action
+    ](options)
     if options.json:
         print(json.dumps(done, indent=2, ensure_ascii=False))
     else:
@@ -62,6 +64,12 @@ def _check(options: Namespace) -> Mapping[str, object]:
     return check(options.data)
 
 
+def _salvage(options: Namespace) -> Mapping[str, object]:
+    from phasewise.collector.salvage import salvage
+
+    return salvage(options.file, options.out)
+
+
 def _purge(options: Namespace) -> Mapping[str, object]:
     from phasewise.dashboard.housekeeping import chosen, purged
 
@@ -89,6 +97,8 @@ def _lines(action: str, done: Mapping[str, object]) -> list[str]:
             f"{done['requests']:,} requests of whole traces, {done['spans']:,} archived spans and {done['journal_rows']:,} "
             f"journal rows are gone; {done['hours']} sealed hours are written anew{also}"
         ]
+    if action == "salvage":
+        return _salvaged(done)
     faults = done["faults"]
     assert isinstance(faults, list)
     for fault in faults:
@@ -99,3 +109,14 @@ def _lines(action: str, done: Mapping[str, object]) -> list[str]:
     return [
         f"{'ok' if done['ok'] else 'damaged'}: {counts or 'no rows'}; {done['cold_files']} cold files, {done['span_files']} span files"
     ]
+
+
+def _salvaged(done: Mapping[str, object]) -> list[str]:
+    tables = done["tables"]
+    assert isinstance(tables, Mapping)
+    lines = [f"{done['file']}: its log cannot be read and was left out"] if done["log_left_out"] else []
+    for name, told in tables.items():
+        lost = f", {told['lost']:,} lost" if told["lost"] else ""
+        unknown = f"; unknown in some of them: {', '.join(told['unknown'])}" if told["unknown"] else ""
+        lines.append(f"{name}: {told['rows']:,} rows{lost}{unknown}")
+    return [*lines, f"in {done['out']}; take them back with phasewise ingest --data DIR {done['out']}"]

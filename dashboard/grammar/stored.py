@@ -95,12 +95,20 @@ def db_verb(parser: argparse.ArgumentParser) -> None:
 
 def _db_actions(parser: argparse.ArgumentParser) -> tuple[argparse.ArgumentParser, ...]:
     """Adds the actions; each of them still takes the data directory."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="backup|restore|check|purge")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="backup|restore|check|salvage|purge")
     backup = actions.add_parser("backup", help="copy everything, as it is after one commit, while a server runs or not")
     backup.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder for it")
     restore = actions.add_parser("restore", help="put a backup into an empty data directory, every file checked")
     restore.add_argument("backup", type=Path, metavar="FOLDER", help="what db backup wrote")
     check = actions.add_parser("check", help="read every byte and name what is damaged; exit 1 where anything is")
+    salvage = actions.add_parser(
+        "salvage", help="export what can be read of a damaged store file, for ingest to take back"
+    )
+    salvage.add_argument(
+        "file", type=Path, metavar="FILE", help="a phasewise.duckdb, as it lies in DIR/quarantine/TIME"
+    )
+    salvage.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder for it")
+    json_option(salvage)
     purge = actions.add_parser("purge", help="delete requests with their whole traces until no byte of them is left")
     purge.add_argument(
         "--where", action="append", default=[], metavar="KEY:OP:VALUE", help="which requests; repeated, all must hold"

@@ -204,6 +204,19 @@ def test_a_full_volume_takes_the_oldest(store: Store, time: Time) -> None:
     assert days_left(store) == [2, 3, 4]
 
 
+@pytest.mark.slow
+def test_a_full_volume_takes_no_more_where_what_is_old_frees_enough(store: Store, time: Time) -> None:
+    own = retention(store, time, Keep(), lambda _: (10_000, 1))  # 2,000 bytes too much, and no file is that small
+    own.run()
+    assert days_left(store) == [1, 2, 3, 4]
+    time.forward(HOUR_NS)
+    assert own.run() == 0  # its file is still there, for who may be reading it
+    own.vacuum()
+    time.forward(10 * DAY_NS)
+    assert own.run() == 1
+    assert days_left(store) == [2, 3, 4]
+
+
 STEPS = [
     "phasewise.collector.retention.make_views",
     "phasewise.collector.retention.Retention._take_out",

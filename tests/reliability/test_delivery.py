@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from call_trees import body, tree
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from otlp_messages import span_message, trace_request
+from otlp_messages import trace_request
 from serving import phasewise, serving
 from span_ledger import Ledger, Sender, assert_account, request_body, settle
 from span_tables import at
@@ -24,35 +25,6 @@ from phasewise.collector.scan import scan_traces
 
 SAME = ("status", "objective", "requests", "refused", "aborted")
 EVERYTHING = ("--from", "0", "--to", "4102444800")
-
-
-def tree(number: int, start_unix_ns: int) -> list[Span]:
-    """A client call around a request of an engine, with random lengths."""
-    draw = random.Random(number)
-    queue_s, prefill_s, decode_s = draw.uniform(0, 2), draw.uniform(0.05, 0.5), draw.uniform(0.5, 3)
-    e2e_s = queue_s + prefill_s + decode_s
-    trace, client, server = draw.randbytes(16), draw.randbytes(8), draw.randbytes(8)
-    attributes = {
-        "gen_ai.latency.e2e": e2e_s,
-        "gen_ai.latency.time_to_first_token": queue_s + prefill_s,
-        "gen_ai.latency.time_in_queue": queue_s,
-        "gen_ai.latency.time_in_model_prefill": prefill_s,
-        "gen_ai.latency.time_in_model_decode": decode_s,
-        "gen_ai.usage.prompt_tokens": draw.randrange(10, 4000),
-        "gen_ai.usage.completion_tokens": draw.randrange(2, 400),
-    }
-    ends = start_unix_ns + round(e2e_s * 1e9)
-    call = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
-    outer = span_message(call, trace_id=trace, span_id=client, name="chat m", kind=Span.SPAN_KIND_CLIENT)
-    outer.start_time_unix_nano, outer.end_time_unix_nano = start_unix_ns - 5_000_000, ends + 5_000_000
-    inner = span_message(attributes, trace_id=trace, span_id=server, parent_span_id=client)
-    inner.start_time_unix_nano, inner.end_time_unix_nano = start_unix_ns, ends
-    return [outer, inner]
-
-
-def body(spans: Sequence[Span]) -> bytes:
-    resource = {"service.name": "vllm-server", "service.instance.id": "engine-0"}
-    return trace_request(*spans, resource=resource).SerializeToString()
 
 
 def batches(spans: Sequence[Span], size: int) -> Iterator[list[Span]]:
@@ -186,11 +158,9 @@ def test_a_trace_over_midnight_is_one(tmp_path: Path) -> None:
         assert row["entry_e2e_s"] == pytest.approx(row["e2e_s"] + 0.01)
 
 
-@pytest.mark.parametrize("ahead_s", [0.008, 0.017, 5.0, 3500.0, -5.0, -3600.0])
+@pytest.mark.parametrize("ahead_s", [0.008, 0.017, 5.0, 3600.0, -5.0, -3600.0])
 def test_a_clock_that_is_off_changes_no_duration(tmp_path: Path, ahead_s: float) -> None:
-    """F14: the engine's host is ahead of the client's: raw times stay, durations are those of their own clock.
-
-    Over an hour ahead the client's span would count as a stale parent (detached, and flagged)."""
+    """F14: the engine's host is ahead of the client's: raw times stay, durations are those of their own clock."""
     outer, inner = tree(5, NOW - 7200 * SECOND)
     true = inner.end_time_unix_nano - inner.start_time_unix_nano
     inner.start_time_unix_nano += round(ahead_s * 1e9)

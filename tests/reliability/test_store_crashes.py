@@ -20,10 +20,12 @@ from system_faults import require_injection
 from writing import NOW
 
 from phasewise.collector.journal import JournalWriter
+from phasewise.collector.retention import usage_of
 from phasewise.collector.scan import scan_traces
 from phasewise.collector.store import Store
 
 pytestmark = pytest.mark.live
+EXPIRED_DAYS = 17
 SYNCS = ("fdatasync", "fsync", "rename", "sync_file_range", "msync")
 # Calls of our own threads, so that each has its number, and those of the library of the cold tier, which makes them in whichever of its
 # threads is free: of those only the first can be told from others.
@@ -59,8 +61,10 @@ class Works:
         elif work == "seal":
             aged_days.fill(folder / "data")
         elif work == "expire":
-            shutil.copytree(self.before("seal"), folder)
+            aged_days.fill(folder / "data", aged_days.MONTH)
             self.server.done("seal", folder / "data")
+            used, _ = usage_of(folder / "data")
+            (folder / "volume_bytes").write_text(str(round(used / 0.9)))
         else:
             folder.mkdir()
             (folder / "traces.jsonl").write_text("\n".join(overlapping.lines()) + "\n")
@@ -70,11 +74,14 @@ class Works:
         """What comes out, and every sync point on the way."""
         if work not in self._undisturbed:
             data = self.fresh(work, "undisturbed")
+            before_bytes = cold_bytes(data)
             numbered, first = NUMBERED[work], FIRST.get(work, ())
             calls = self.server.calls(work, data, (*numbered, *first))
             points = [(call, n) for call in numbered for n in range(1, calls[call] + 1)]
             points += [(call, 1) for call in first if calls[call]]
             self._undisturbed[work] = outcome(work, data), points
+            if work == "expire":  # the disk has it back
+                assert cold_bytes(data) < 0.7 * before_bytes
         return self._undisturbed[work]
 
     def points(self, work: str, count: int) -> list[tuple[str, int]]:
@@ -110,6 +117,10 @@ class Works:
         return len(points)
 
 
+def cold_bytes(data: Path) -> int:
+    return sum(path.stat().st_size for path in data.glob("cold/**/*.parquet"))
+
+
 def outcome(work: str, data: Path) -> Any:
     if work == "index":
         return everything(data)
@@ -126,11 +137,13 @@ def between(work: str, data: Path, expected: dict[str, Any]) -> None:
     if work == "seal":
         assert (found["requests"], found["samples"]) == (expected["requests"], expected["samples"])
         return
-    assert len(days) == aged_days.DAYS
+    assert len(days) == aged_days.MONTH
     kept = len(expected["requests"])
-    assert len(found["requests"]) in (kept, kept * aged_days.DAYS // (aged_days.DAYS - 2))
+    assert kept == (aged_days.MONTH - EXPIRED_DAYS) * aged_days.EACH
+    assert len(found["requests"]) in (kept, aged_days.MONTH * aged_days.EACH)
     assert found["requests"][-kept:] == expected["requests"]
     assert found["samples"][-len(expected["samples"]) :] == expected["samples"]
+    assert found["findings"] == 1
 
 
 def filled_journal(data: Path) -> None:
