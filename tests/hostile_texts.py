@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Sequence
+
+from builders import attributed, make_request, request_table
+from span_tables import span_table
+from stocked import Served
+
+TEXT_COLUMNS = ("model", "instance", "route", "tenant", "finish_reason", "request_id", "service", "engine_version", "dataset")  # fmt: skip
 
 _MARKUP = [
     "<script>window.hit=1</script>",
@@ -67,3 +75,20 @@ def all_texts() -> list[str]:
         "🙂" * 1000,
     ]
     return [*FIRST, *made]
+
+
+def in_every_column(served: Served, texts: Sequence[str]) -> Served:
+    """The empty store, in which strangers have written each of the texts once in every column."""
+    usable = [text.replace("\x00", "") or "x" for text in texts]
+    rows = [
+        attributed(make_request(at_s=i, **{name: usable[(i + j) % len(usable)] for j, name in enumerate(TEXT_COLUMNS)}))
+        for i in range(max(40, len(usable)))
+    ]
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table(rows))
+    served.writer.add_spans(span_table([{"name": one, "scope": one, "start_s": 0, "end_s": 1} for one in usable]))
+    for text in usable:
+        body = json.dumps({"text": text[:2000], "time": "now-1m"})
+        answer = served.client.post("/api/v1/annotations", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (201, 400)
+    return served

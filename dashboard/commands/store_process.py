@@ -148,6 +148,7 @@ class StoreService:
         from phasewise.dashboard.app import attach_dash
         from phasewise.dashboard.housekeeping import UnfinishedPurge
         from phasewise.dashboard.opening import Opening
+        from phasewise.dashboard.own_starts import OwnStart
         from phasewise.rules.load import load_rulebook
 
         settings = self.settings
@@ -164,9 +165,13 @@ class StoreService:
         left = UnfinishedPurge(store, writer, settings.data)
         writer.tell("purge", left.status)
 
+        start = OwnStart(store, settings.data)
+
         def write(stop: threading.Event) -> None:
+            start.mark(writer, self.clock())
             left.go_on(self.clock())
             keep_writing(writer, stop)
+            start.unmark()
 
         self._run("writer", write)
         upkeep = Upkeep(store, settings.data, Keep(**settings.retention), self.clock)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import ARGUMENTS, CHROMIUM, Browsed, browsed
 from stocked import Served, make_served
 
 from phasewise.rules.load import Rulebook, load_rulebook
@@ -34,3 +36,20 @@ def serve(tmp_path: Path, rulebook: Rulebook) -> Iterator[Callable[..., Served]]
 @pytest.fixture
 def served(serve: Callable[..., Served]) -> Served:
     return serve()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def browse(chromium: Any) -> Iterator[Callable[[Served], Browsed]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda served: stack.enter_context(browsed(chromium, served))

@@ -2,106 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import uvicorn
-from builders import attributed, make_request, request_table
+from browsing import BOUND, Browsed, listening
 from endless import ENGINE, HEAT, LIST, VERDICT, slow_down
 from stocked import NOW_UNIX_NS, Served
 
 from phasewise.collector.access_keys import KeyFile, new_key
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.live, pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")]
-ARGUMENTS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
-BOUND = "from=2025-11-29T14:00:00Z&to=2025-11-29T14:10:00Z"
-HOSTILE = '<img src=x onerror="window.hit=1"><a href="http://evil.example/">x</a>'
-
-
-@dataclass
-class Browsed:
-    """A page and what went wrong on it."""
-
-    page: Any
-    base: str
-    problems: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-
-    def open(self, address: str, text: str) -> None:
-        self.page.goto(self.base + address)
-        self.wait(text)
-
-    def wait(self, text: str, timeout_s: float = 60) -> None:
-        self.page.get_by_text(text).first.wait_for(state="visible", timeout=timeout_s * 1000)
-
-    def settle(self) -> None:
-        """Until no callback runs any more."""
-        self.until("!document.querySelector('[data-dash-is-loading=true]')")
-
-    def until(self, expression: str, timeout_s: float = 60) -> None:
-        """Until an expression holds in the page. Asked from outside: the page's own policy forbids it to evaluate text."""
-        end = time.monotonic() + timeout_s
-        while not self.page.evaluate(expression):
-            assert time.monotonic() < end, f"never true: {expression}"
-            self.page.wait_for_timeout(50)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@contextlib.contextmanager
-def listening(served: Served) -> Iterator[tuple[str, uvicorn.Server]]:
-    server = uvicorn.Server(uvicorn.Config(served.app, host="127.0.0.1", port=0, log_level="error", lifespan="on"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until = time.monotonic() + 20
-    while not server.started and time.monotonic() < until:
-        time.sleep(0.02)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}", server
-    server.should_exit = True
-    thread.join(10)
-
-
-@pytest.fixture
-def browse(chromium: Any) -> Iterator[Callable[[Served], Browsed]]:
-    with contextlib.ExitStack() as stack:
-
-        def start(served: Served) -> Browsed:
-            base, _ = stack.enter_context(listening(served))
-            context = chromium.new_context(viewport={"width": 1440, "height": 900})
-            stack.callback(context.close)
-            page = context.new_page()
-            browsed = Browsed(page, base)
-            page.on("console", lambda told: browsed.problems.append(told.text) if told.type == "error" else None)
-            page.on("pageerror", lambda error: browsed.problems.append(str(error)))
-            page.on(
-                "request",
-                lambda asked: (
-                    None if asked.url.startswith((base, "data:", "blob:")) else browsed.foreign.append(asked.url)
-                ),
-            )
-            return browsed
-
-        yield start
-
+pytestmark = pytest.mark.live
 
 PAGES = [("/triage", "Evidence"), ("/requests", "160 in this window"), ("/slices", "Two-way grid")]
 
@@ -202,39 +115,6 @@ def test_a_box_on_the_heatmap_goes_into_the_address_and_comes_back(
     browsed.wait("Clear the box")
     browsed.until("document.querySelector('.js-plotly-plot')?.layout?.selections?.length === 1")
     assert browsed.problems == []
-
-
-def test_strangers_text_runs_nothing_and_loads_nothing(
-    browse: Callable[[Served], Browsed], serve: Callable[..., Served]
-) -> None:
-    served = serve(filled=False)
-    rows = [
-        attributed(
-            make_request(
-                at_s=i,
-                model=HOSTILE,
-                instance=HOSTILE + str(i % 2),
-                route="x" * 10_000,
-                tenant="\u202eright-to-left\n🙂",
-            )
-        )
-        for i in range(40)
-    ]
-    with served.store.write() as transaction:
-        transaction.insert("requests", request_table(rows))
-    browsed = browse(served)
-    for address, text in (
-        ("/triage", "40 requests"),
-        ("/slices?rows=instance&cols=model", "Two-way grid"),
-        ("/requests", "40 in this window"),
-    ):
-        browsed.open(f"{address}{'&' if '?' in address else '?'}{BOUND}", text)
-        browsed.settle()
-        assert browsed.page.evaluate("window.hit") is None
-        assert browsed.page.locator("img[src=x]").count() == 0
-        assert browsed.page.evaluate("[...document.links].every(link => link.host === location.host)")
-        assert browsed.page.evaluate("document.documentElement.scrollWidth") <= 1440
-    assert browsed.problems == [] and browsed.foreign == []
 
 
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (1400, 900)])

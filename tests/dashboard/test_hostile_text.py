@@ -12,12 +12,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from builders import attributed, make_request, request_table
-from hostile_texts import FIRST, all_texts
+from hostile_texts import FIRST, all_texts, in_every_column
 from plotly.utils import PlotlyJSONEncoder
 from rich.console import Console
 from shared_data import ROOT
-from span_tables import span_table
 from stocked import Served
 
 from phasewise.dashboard.app import PAGES
@@ -28,28 +26,9 @@ from phasewise.dashboard.terminal import show
 
 WINDOW = "from=0&to=now"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-TEXT_COLUMNS = ("model", "instance", "route", "tenant", "finish_reason", "request_id", "service", "engine_version", "dataset")  # fmt: skip
 # What a component may be made of: none of these turns text into markup, a script or a foreign address.
 FORBIDDEN_TYPES = {"Markdown", "Script", "Iframe", "DangerouslySetInnerHTML", "Object", "Embed", "Base", "Form"}
 FORBIDDEN_PROPS = {"dangerously_allow_html", "dangerously_allow_code", "dangerouslySetInnerHTML", "srcDoc"}
-
-
-def stocked(serve: Callable[..., Served], texts: Sequence[str]) -> Served:
-    """A store in which strangers have written every text there is, each of them once in every column."""
-    served = serve(filled=False)
-    usable = [text.replace("\x00", "") or "x" for text in texts]
-    rows = [
-        attributed(make_request(at_s=i, **{name: usable[(i + j) % len(usable)] for j, name in enumerate(TEXT_COLUMNS)}))
-        for i in range(max(40, len(usable)))
-    ]
-    with served.store.write() as transaction:
-        transaction.insert("requests", request_table(rows))
-    served.writer.add_spans(span_table([{"name": one, "scope": one, "start_s": 0, "end_s": 1} for one in usable]))
-    for text in usable:
-        body = json.dumps({"text": text[:2000], "time": "now-1m"})
-        answer = served.client.post("/api/v1/annotations", content=body, headers={"content-type": "application/json"})
-        assert answer.status_code in (201, 400)
-    return served
 
 
 def nodes(content: object) -> Iterator[Mapping[str, Any]]:
@@ -87,7 +66,7 @@ def _labels(figure: Mapping[str, Any]) -> Iterator[str]:
 
 
 def check(serve: Callable[..., Served], texts: Sequence[str]) -> None:
-    served = stocked(serve, texts)
+    served = in_every_column(serve(filled=False), texts)
     verdict: dict[str, Any] = {}
     for path in ("verdict", "requests", "slices?by=model", "differences", "timeline", "data-health", "annotations"):
         answer = served.client.get(f"/api/v1/{path}{'&' if '?' in path else '?'}{WINDOW}")

@@ -21,6 +21,7 @@ from span_ledger import Ledger, Sender, assert_account, request_body, sending
 from waiting import wait_for
 
 from phasewise.collector.store import Store
+from phasewise.dashboard.own_starts import ENDED, STOPPED
 
 pytestmark = pytest.mark.live
 VICTIMS = ("receive", "store", "all")
@@ -82,6 +83,11 @@ def killed_at_random(data: Path, rounds: int, seed: int) -> None:
         f"{dict(ledger.answers)}, {counters}; ready again after at most "
         + ", ".join(f"{max(times):.1f} s ({victim})" for victim, times in ready_s.items() if times)
     )
+    with Store(data / "phasewise.duckdb") as store:
+        marks = store.query("SELECT text FROM annotations WHERE kind = 'restart'")["text"].to_list()
+    # The store began anew after it was killed, alone or with all; at the end the account is made by a server that is stopped.
+    killed = sum(VICTIMS[number % len(VICTIMS)] in ("store", "all") for number in range(rounds))
+    assert killed - 1 <= marks.count(ENDED) <= killed and set(marks) <= {ENDED, STOPPED}, marks
     assert in_doubt <= rounds * CLIENTS * SPANS  # what was under way
     assert all(seconds < READY_S for times in ready_s.values() for seconds in times), ready_s
 
@@ -125,6 +131,7 @@ from phasewise.analyzer.attribution import attributor
 from phasewise.collector.journal import JournalWriter
 from phasewise.collector.scan import scan_traces
 from phasewise.collector.store import Store
+from phasewise.dashboard.own_starts import ENDED, STOPPED
 from phasewise.collector.writer import Writer
 
 data, bytes_wanted = Path(sys.argv[1]), int(sys.argv[2])
