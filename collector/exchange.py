@@ -55,7 +55,12 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             until="last_seen_unix_ns",
         ),
         PLACES: Table(records.arrow_schema(records.Place), "", ("instance",)),
-        "annotations": Table(records.arrow_schema(records.Annotation), "unix_ns", ("unix_ns", "kind", "text")),
+        "annotations": Table(
+            records.arrow_schema(records.Annotation),
+            "unix_ns",
+            ("unix_ns", "kind", "text"),
+            where=f"NOT (kind = 'restart' AND source = '{records.OWN_SOURCE}')",
+        ),
         "requests": Table(records.arrow_schema(records.Request), "finished_unix_ns", ("request_key",), traced=True),
         "turns": Table(records.arrow_schema(records.Turn), "finished_unix_ns", ("turn_key",), traced=True),
         "engine_steps": Table(

@@ -284,6 +284,9 @@ class Run:
     facts: str | None = None  # JSON: engine, machine, load, badge text
 
 
+OWN_SOURCE = "phasewise"  # of marks of this server itself, which are of no other: exports leave them out
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotation:
     """A mark on the time axis: deploy, config change, alert, restart, xid (an error of a device)."""

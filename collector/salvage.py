@@ -19,7 +19,7 @@ from phasewise.collector.store import Store
 from phasewise.collector.store_errors import DamagedStore
 from phasewise.rules.errors import InputError, MachineError
 
-PAGE_ROWS = 30_720  # a quarter of what DuckDB keeps together
+PAGE_ROWS = 30_720  # a few of the groups that rows are packed in
 
 
 @dataclass(slots=True)

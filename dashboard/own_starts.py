@@ -8,12 +8,11 @@ import logging
 from pathlib import Path
 
 from phasewise.collector.durable import sync_path
-from phasewise.collector.records import Annotation
+from phasewise.collector.records import OWN_SOURCE, Annotation
 from phasewise.collector.store import Store
 from phasewise.collector.writer import Writer
 
 RUNS = "store.running"  # in the data folder, from a start of the store's process to its orderly end
-SOURCE = "phasewise"
 STOPPED, ENDED = "Phasewise began anew: it had been stopped", "Phasewise began anew: it had ended without being stopped"
 LOG = logging.getLogger("phasewise.store")
 
@@ -32,7 +31,7 @@ class OwnStart:
         try:
             if self._had_ended or self._was_used:
                 text = ENDED if self._had_ended else STOPPED
-                writer.annotate([Annotation(unix_ns=now_unix_ns, kind="restart", text=text, source=SOURCE)])
+                writer.annotate([Annotation(unix_ns=now_unix_ns, kind="restart", text=text, source=OWN_SOURCE)])
             self._runs.touch(mode=0o600)
             sync_path(self._runs.parent)
         except Exception:
