@@ -7,6 +7,9 @@ import polars as pl
 TIME_UNIT = "time_unit"  # flag of a span whose times were in another unit
 _FACTORS = (10**3, 10**6, 10**9)  # of microseconds, milliseconds and seconds
 _NEAR_NS = 366 * 86_400 * 10**9  # so far from its receipt may the time of a span lie, in whatever unit
+_LONGEST_NS = (
+    86_400 * 10**9
+)  # so long may a span be then: by a clock that starts in 1970 one of a second would last days in another unit
 _FIRST_NS = 946_684_800 * 10**9  # the year 2000: earlier times are none of a trace
 
 
@@ -20,7 +23,8 @@ def in_nanoseconds(spans: pl.DataFrame) -> pl.DataFrame:
     factor = pl.lit(None, dtype=pl.Int64)
     for one in _FACTORS:
         off = (start.cast(pl.Float64) * one - pl.col("received_unix_ns").cast(pl.Float64)).abs()
-        factor = pl.when(early & (off < _NEAR_NS)).then(one).otherwise(factor)
+        length = (end.cast(pl.Float64) - start.cast(pl.Float64)) * one
+        factor = pl.when(early & (off < _NEAR_NS) & (length <= _LONGEST_NS)).then(one).otherwise(factor)
     marked = spans.with_columns(factor.alias("_factor"))
     known = pl.col("_factor").is_not_null()
     largest = (2**63 - 1) // pl.col("_factor")

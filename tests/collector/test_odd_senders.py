@@ -89,6 +89,9 @@ def test_times_in_another_unit_are_told_by_the_moment_they_came(tmp_path: Path) 
     units_ns = {"1" * 32: 10**3, "2" * 32: 10**6, "3" * 32: 10**9}
     sent = {trace: (NOW // unit, (NOW + 4 * SECOND) // unit) for trace, unit in units_ns.items()}
     sent["4" * 32] = (7 * SECOND, 9 * SECOND)
+    # As many nanoseconds after 1970 as there are milliseconds by now: a clock that began there half an hour ago, since as milliseconds the
+    # span would last for days.
+    sent["5" * 32] = (NOW // 10**6, NOW // 10**6 + 2 * SECOND)
     with bench(tmp_path) as b:
         b.receive([chat(trace=trace, start_unix_ns=start, end_unix_ns=end) for trace, (start, end) in sent.items()])
         b.run(5.0)
@@ -99,8 +102,9 @@ def test_times_in_another_unit_are_told_by_the_moment_they_came(tmp_path: Path) 
     for trace in units_ns:
         row = rows[trace]
         assert (row["arrival_unix_ns"], row["e2e_s"], flags(row)) == (NOW, 4.0, ["unit_mismatch"])
-    old = rows["4" * 32]
-    assert (old["arrival_unix_ns"], old["e2e_s"], old["quality"]) == (7 * SECOND, 2.0, None)
+    for trace in ("4" * 32, "5" * 32):
+        old = rows[trace]
+        assert (old["arrival_unix_ns"], old["e2e_s"], old["quality"]) == (sent[trace][0], 2.0, None)
 
 
 def test_spans_whose_parents_form_a_ring_are_requests_once() -> None:

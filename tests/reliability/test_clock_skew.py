@@ -105,9 +105,11 @@ def test_clocks_that_stand_apart_change_no_duration_and_are_measured(tmp_path: P
                     true[name] and pytest.approx(true[name], rel=rel, abs=1e-6 if host == "drifting" else 1e-9)
                 ), (host, name)
         flags = [row["quality"] or "" for row in skewed[host]]
-        if CLOCKS[host] < -1 or CLOCKS[host] > 60:
+        if (
+            abs(CLOCKS[host]) > 0.016
+        ):  # more than 5 ms outside the caller's span, whose way there and back took 1 to 9 ms each
             assert all("clock_skew" in each for each in flags), host
-        elif host in ("right", "ahead-17ms"):
+        elif host == "right":
             assert not any("clock_skew" in each for each in flags), host
         assert all(("future" in each) == (CLOCKS[host] > 600) for each in flags), host
     told = {one["other_host"]: one for one in health["clock_skews"] if one["host"] == "client"}
