@@ -24,7 +24,7 @@ FAR_NS = 4 * 10**18  # window ends beyond this (about the year 2096) mean "no en
 class Reader(Protocol):
     """What the analyzer needs of a store."""
 
-    def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame: ...
+    def query(self, sql: str, parameters: Sequence[object] = (), *, order_by: Sequence[str] = ()) -> pl.DataFrame: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ class Scene:
 def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_unix_ns: int) -> Scene:
     """Everything the verdict of a window needs."""
     chosen = rows_in(window, filters, served=False)
-    rows = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters).sort("finished_unix_ns", "request_key")
+    asked = f"{_SELECT} WHERE {chosen.sql}"
+    rows = store.query(asked, chosen.parameters, order_by=("finished_unix_ns", "request_key"))
     served = where(rows, ~pl.col("outcome").fill_null("ok").is_in(["refused", "aborted"]))
     replicas, unjoined = read_replicas(store, window, filters, served)
     newest = _newest(served, replicas, now_unix_ns)

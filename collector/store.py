@@ -20,6 +20,7 @@ import polars as pl
 from phasewise.collector.cold import SCHEMA, choose_files, make_views
 from phasewise.collector.durable import sync_path
 from phasewise.collector.migration import drop_copies, keep_copy, prepare, version_of
+from phasewise.collector.ordered_rows import ordered
 from phasewise.collector.patience import Patience
 from phasewise.collector.reach import reach
 from phasewise.collector.readers import Readers
@@ -228,20 +229,29 @@ class Store:
             return None, str(error).splitlines()[0]
 
     def query(
-        self, sql: str, parameters: Sequence[object] = (), *, patience: Patience | None = None, waits: bool = True
+        self,
+        sql: str,
+        parameters: Sequence[object] = (),
+        *,
+        patience: Patience | None = None,
+        waits: bool = True,
+        order_by: Sequence[str] = (),
     ) -> pl.DataFrame:
         """The rows of a SELECT. Sums of whole numbers come as Int64. Raises MachineError while the store is broken.
 
         patience: the query is stopped when it is over (TooSlow, Cancelled), and waits for one of few places before (TooBusy);
         without one, as the writer asks, it runs at once and to its end. waits: False takes no place, for probes that must
-        answer while readers are busy.
+        answer while readers are busy. order_by: columns of the rows, the last of which tells each from all others; the rows are put in
+        that order without a second copy of them, however many they are.
         """
         if patience is None:
-            return self._query(sql, parameters)
+            return self._query(sql, parameters, None, order_by)
         with self._readers.turn(patience) if waits else contextlib.nullcontext():
-            return self._query(sql, parameters, patience)
+            return self._query(sql, parameters, patience, order_by)
 
-    def _query(self, sql: str, parameters: Sequence[object], patience: Patience | None = None) -> pl.DataFrame:
+    def _query(
+        self, sql: str, parameters: Sequence[object], patience: Patience | None = None, order_by: Sequence[str] = ()
+    ) -> pl.DataFrame:
         try:
             cursor, connection = self._cursor()
         except duckdb.OutOfMemoryException as error:
@@ -251,8 +261,12 @@ class Store:
                 cursor.execute("BEGIN TRANSACTION")  # cold files and hot rows of one moment
                 if self._reaches_cold(cursor, sql, parameters):
                     cursor.execute(f"USE phasewise.{SCHEMA}")
-                relation = cursor.sql(sql, params=list(parameters) or None)
-                return plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
+
+                def read(asked: str) -> pl.DataFrame:
+                    relation = cursor.sql(asked, params=list(parameters) or None)
+                    return plain_integers(relation.pl()) if relation is not None else pl.DataFrame()
+
+                return ordered(read, sql, order_by) if order_by else read(sql)
         except duckdb.InterruptException as error:
             if self._dead_because or connection is not self._connection:
                 raise self._broken() from error

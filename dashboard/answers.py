@@ -74,9 +74,9 @@ class GuardedReader:
     store: Store
     waits: bool = True
 
-    def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
+    def query(self, sql: str, parameters: Sequence[object] = (), *, order_by: Sequence[str] = ()) -> pl.DataFrame:
         try:
-            return self.store.query(sql, parameters, patience=at_hand().patience, waits=self.waits)
+            return self.store.query(sql, parameters, patience=at_hand().patience, waits=self.waits, order_by=order_by)
         except PhasewiseError:
             raise
         except Exception as error:

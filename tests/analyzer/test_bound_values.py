@@ -28,7 +28,7 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[str, tuple[object, ...]]] = []
 
-    def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
+    def query(self, sql: str, parameters: Sequence[object] = (), *, order_by: Sequence[str] = ()) -> pl.DataFrame:
         self.asked.append((sql, tuple(parameters)))
         return ROW
 

@@ -106,8 +106,8 @@ class Watched:
         self.store, self.then = store, then
         self.asked: list[str] = []
 
-    def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
-        found = self.store.query(sql, parameters)
+    def query(self, sql: str, parameters: Sequence[object] = (), *, order_by: Sequence[str] = ()) -> pl.DataFrame:
+        found = self.store.query(sql, parameters, order_by=order_by)
         if self.then and not self.asked:
             with self.store.write() as transaction:
                 transaction.execute(self.then)

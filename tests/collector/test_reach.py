@@ -60,7 +60,7 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Sequence[object]]] = []
 
-    def query(self, sql: str, parameters: Sequence[object] = ()) -> pl.DataFrame:
+    def query(self, sql: str, parameters: Sequence[object] = (), *, order_by: Sequence[str] = ()) -> pl.DataFrame:
         self.asked.append((sql, parameters))
         return pl.DataFrame({"n": [0]})
 

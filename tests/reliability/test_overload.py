@@ -194,7 +194,7 @@ def answering(server: Served) -> Iterator[None]:
 
 def test_more_than_it_can_take_is_refused_and_nothing_breaks(tmp_path: Path) -> None:
     """F20."""
-    overload(tmp_path / "data", 0.8, 5, 2048)
+    overload(tmp_path / "data", 0.8, 4, 2048)
 
 
 @pytest.mark.nightly
