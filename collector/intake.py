@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 import time
 import uuid
 import zlib
@@ -36,7 +37,9 @@ from phasewise.collector.wire import Malformed, TooLarge
 
 Encoding = Literal["identity", "gzip", "deflate"]
 Status = Literal["ok", "malformed", "too_large", "refused", "internal"]
-_WORKERS = 2  # scanning holds the interpreter lock: more threads would only hold more memory
+# Reading holds the interpreter lock for much of its time: two bodies read at once take longer than one after the other (under overload by
+# a tenth), and hold more memory. The second thread is for what comes behind a body that takes long.
+_WORKERS, TURN_S = 2, 0.1
 # Traces of that size in protobuf are mostly read in a millisecond, and a thread takes as long to be woken and heard of. Where reading
 # took long, since each span was odd, threads read what comes for a while: the loop serves others too.
 _AT_ONCE_BYTES = 512 << 10
@@ -109,6 +112,7 @@ class Intake:
         self._policy = policy
         self._clock = clock
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="scan")
+        self._turn = threading.Lock()
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._warned_at: OrderedDict[str, float] = OrderedDict()
 
@@ -155,7 +159,7 @@ class Intake:
             if self._is_done_at_once(body):
                 prepared = self._prepare_at_once(body)
             else:
-                prepared = await loop.run_in_executor(self._pool, self._prepare, body)
+                prepared = await loop.run_in_executor(self._pool, self._prepare_in_turn, body)
         except Malformed as error:
             self.receipts.request("malformed")
             return Reply("malformed", message=str(error))
@@ -203,6 +207,14 @@ class Intake:
         finally:
             if time.thread_time() - started_s > LONG_S:
                 self._threads_until_s = time.monotonic() + THREADS_FOR_S
+
+    def _prepare_in_turn(self, body: Body) -> _Prepared | Reply:
+        has_turn = self._turn.acquire(timeout=TURN_S)
+        try:
+            return self._prepare(body)
+        finally:
+            if has_turn:
+                self._turn.release()
 
     def _prepare(self, body: Body) -> _Prepared | Reply:
         data = body.data

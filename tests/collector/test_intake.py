@@ -98,6 +98,41 @@ def test_odd_spans_hold_up_the_loop_once(desk: Desk, monkeypatch: pytest.MonkeyP
     assert desk.readers == ["loop", "thread", "thread"]
 
 
+def reading_at_once(desk: Desk, bodies: int, busy_s: float) -> int:
+    """How many threads read at one moment, at most."""
+    lock, reading, most = threading.Lock(), 0, 0
+
+    def scan(body: bytes, received_unix_ns: int) -> Scanned:
+        nonlocal reading, most
+        with lock:
+            reading += 1
+            most = max(most, reading)
+        time.sleep(busy_s)
+        with lock:
+            reading -= 1
+        return scan_traces(body, received_unix_ns)
+
+    async def all_of_them() -> list[str]:
+        replies = await asyncio.gather(*[one.take(Body("traces", BODY)) for _ in range(bodies)])
+        return [reply.status for reply in replies]
+
+    one = Intake(desk.committer, desk.receipts, INTAKE_LIMITS, RedactionPolicy(), scan=scan)
+    try:
+        assert asyncio.run(all_of_them()) == ["ok"] * bodies
+    finally:
+        one.close()
+    return most
+
+
+def test_bodies_are_read_one_after_the_other_but_not_behind_a_long_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "TURN_S", 30.0)
+    assert reading_at_once(desk, 8, 0.005) == 1
+    monkeypatch.setattr(intake, "TURN_S", 0.02)
+    assert reading_at_once(desk, 2, 0.2) == 2
+
+
 def test_rows_that_wait_count_unpacked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes packed is little; what waits for the disk is not."""
     many = trace_request(*[span_message(name="n" * 2000) for _ in range(100)]).SerializeToString()

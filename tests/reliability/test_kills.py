@@ -55,9 +55,9 @@ def killed_at_random(data: Path, rounds: int, seed: int) -> None:
             with serving(data, ports=ports) as server:
                 if done:
                     ready_s["all"].append(quiet_s(began, [server.process.pid, children(server.process.pid)["store"]]))
+                await_acknowledged(ledger, f"a start (seed {seed})")
                 victim = "store"
                 while victim != "all" and done < rounds:
-                    before = len(ledger.acknowledged)
                     time.sleep(draw.uniform(0.2, 3.0))
                     victim = VICTIMS[done % len(VICTIMS)]
                     pids = children(server.process.pid)
@@ -71,10 +71,7 @@ def killed_at_random(data: Path, rounds: int, seed: int) -> None:
                     done += 1
                     if victim != "all":
                         ready_s[victim].append(ready_again(server, ports, victim, pids[victim]))
-                        wait_for(lambda n=before: len(ledger.acknowledged) > n)  # type: ignore[misc]
-                    assert len(ledger.acknowledged) > before, (
-                        f"nothing was acknowledged again after {victim} (seed {seed})"
-                    )
+                        await_acknowledged(ledger, f"{victim} was killed (seed {seed})")
     time.sleep(1.0)  # what dies with its parent is gone
     counters = assert_account(data, ledger)
     in_doubt = counters["spans"] - len(ledger.acknowledged)
@@ -90,6 +87,12 @@ def killed_at_random(data: Path, rounds: int, seed: int) -> None:
     assert killed - 1 <= marks.count(ENDED) <= killed and set(marks) <= {ENDED, STOPPED}, marks
     assert in_doubt <= rounds * CLIENTS * SPANS  # what was under way
     assert all(seconds < READY_S for times in ready_s.values() for seconds in times), ready_s
+
+
+def await_acknowledged(ledger: Ledger, since: str) -> None:
+    """Some senders wait seconds before they try again: each kill hits a server that takes in, however soon it follows the last."""
+    before = len(ledger.acknowledged)
+    assert wait_for(lambda: len(ledger.acknowledged) > before), f"nothing was acknowledged after {since}"
 
 
 def ready_again(server: Served, ports: list[int], victim: str, gone: int) -> float:
