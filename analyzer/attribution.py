@@ -18,7 +18,14 @@ from phasewise.analyzer.context_rows import Rows, Stack
 from phasewise.analyzer.coverage import partly_seen
 from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.overlaps import Overlaps
-from phasewise.analyzer.phase_causes import book_before_queue, book_decode, book_prefill, book_waiting, known_s
+from phasewise.analyzer.phase_causes import (
+    book_before_queue,
+    book_context,
+    book_decode,
+    book_prefill,
+    book_waiting,
+    known_s,
+)
 from phasewise.analyzer.queueing import Samples
 from phasewise.analyzer.steady import decode_split
 from phasewise.analyzer.step_samples import with_step_samples
@@ -80,7 +87,7 @@ def _found(context: Context, rows: Rows, model: str | None, rulebook: Rulebook) 
         booked.replace(stepped.chosen, stepped.booked)
     front = Booked(rows.targets)
     book_before_queue(front, rows, around)
-    front.add("context", known_s(rows.own("context_s")))
+    book_context(front, rows)
     front.add("host", known_s(rows.own("first_token_s")))
     for cause in front.filled:
         booked.add(cause, front[cause])

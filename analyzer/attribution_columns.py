@@ -21,7 +21,7 @@ from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, cause_co
 
 # Causes that are measured where no steps tell; a fit or an overlap divides the others.
 _MEASURED = (
-    "queue.slots", "queue.capacity", "queue.budget", "queue.window", "queue.policy", "queue.upstream", "kv.wait", "context",
+    "queue.slots", "queue.capacity", "queue.budget", "queue.window", "queue.policy", "queue.upstream", "kv.wait", "kv.load", "context",
     "external", "prefill.compute",
 )  # fmt: skip
 _CLASS_NAMES = pl.Series("primary_class", CLASSES)
@@ -89,7 +89,7 @@ def answer_frame(keys: pl.Series, found: Sequence[Found]) -> pl.DataFrame:
     for place, (one, cut) in enumerate(zip(found, cuts, strict=True)):
         if one.stepped is not None:
             own = booked.part(cut)
-            told = own.total(("context", "external")) + one.stepped.measured_s
+            told = own.total(("kv.load", "context", "external")) + one.stepped.measured_s
             measured[cut] = np.where(one.stepped.chosen, np.minimum(told, e2e[cut]), measured[cut])
             causes[place] = _first_causes(one.rows, own, one.front, one.stepped)
     nothing, filled = pl.Series(np.zeros(len(e2e))), set(booked.filled)

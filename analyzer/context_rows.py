@@ -19,7 +19,7 @@ from phasewise.analyzer.intervals import Bools, Floats, Index
 _NUMBERS = (
     "arrival_unix_ns finished_unix_ns queued_unix_ns scheduled_unix_ns first_token_unix_ns e2e_s queue_s context_s prefill_s "
     "first_token_s decode_s external_s combined_s entry_e2e_s input_tokens cached_tokens output_tokens "
-    "queue_slot_s queue_kv_s queue_budget_s queue_window_s queue_policy_s queue_upstream_s preemptions"
+    "queue_slot_s queue_kv_s queue_budget_s queue_window_s queue_policy_s queue_upstream_s kv_load_s preemptions"
 ).split()
 
 

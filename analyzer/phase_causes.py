@@ -103,6 +103,15 @@ def book_before_queue(booked: Booked, rows: Rows, around: Overlaps) -> None:
         booked.add("unexplained", np.where(~frontend & ~prefill, combined, 0.0))
 
 
+def book_context(booked: Booked, rows: Rows) -> None:
+    """The work on a request before its prefill; what a tier took of it to load KV is no work on its text."""
+    whole = known_s(rows.own("context_s"))
+    loading: Floats = np.minimum(known_s(rows.own("kv_load_s")), whole)
+    booked.add("context", whole - loading)
+    if loading.any():
+        booked.add("kv.load", loading)
+
+
 def book_prefill(booked: Booked, rows: Rows, around: Overlaps) -> None:
     """Of each prefill what its own tokens took of the steps it shared with other prompts; the rest is theirs."""
     prefill = known_s(rows["prefill_s"])

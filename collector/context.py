@@ -29,7 +29,7 @@ REQUEST_COLUMNS = (
     "arrival_unix_ns", "finished_unix_ns", "queued_unix_ns", "scheduled_unix_ns", "first_token_unix_ns",
     "e2e_s", "queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "combined_s", "combined_covers",
     "preemptions", "entry_e2e_s", "entry_side", "queue_slot_s", "queue_kv_s", "queue_budget_s", "queue_window_s", "queue_policy_s", "queue_upstream_s",
-    "segments",
+    "kv_load_s", "segments",
 )  # fmt: skip
 
 

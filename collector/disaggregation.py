@@ -21,7 +21,7 @@ IS_HALF = (pl.col("source") == PREFILL_SOURCE).fill_null(False)
 QUALITY = "disaggregated"
 _OF_PREFILL = (
     "queue_s", "context_s", "prefill_s", "queue_slot_s", "queue_kv_s", "queue_budget_s", "queue_window_s", "queue_policy_s",
-    "queue_upstream_s", "queued_unix_ns", "scheduled_unix_ns", "combined_s", "combined_covers",
+    "queue_upstream_s", "kv_load_s", "queued_unix_ns", "scheduled_unix_ns", "combined_s", "combined_covers",
 )  # fmt: skip
 _EITHER = ("input_tokens", "cached_tokens", "model", "tenant", "route", "request_class", "priority")
 # What a row has from its pair: made anew of the decode half alone, it says something else of these.

@@ -1,7 +1,7 @@
 """What a KV tier beside the engine (LMCache's server) tells of a request: how long its KV was looked up and loaded from there.
 
 The tier has traces of its own, joined by the identifier that the engine gave the request inside. Engines load while the request stands in
-their queue, or within its prefill: what lies there is taken out of that phase and is context, so the phases still add up to the request.
+their queue, or within its prefill: what lies there is taken out of that phase and is context (of it `kv_load_s`), so the phases still add up to the request.
 Both run on one machine and its clock; a load that lies in neither of them tells nothing of the request's time.
 """
 
@@ -24,7 +24,7 @@ IS_TIER = (pl.col("source") == TIER_SOURCE).fill_null(False)
 QUALITY = "kv_load"
 IS_LOADED = pl.col("quality").fill_null("").str.contains(f'"{QUALITY}"', literal=True)
 # What a row has from its load: made anew of the engine's span alone, it says something else of these.
-OF_LOAD = ("queue_s", "context_s", "prefill_s", "residual_s", "quality")
+OF_LOAD = ("queue_s", "context_s", "prefill_s", "kv_load_s", "residual_s", "quality")
 _TOLD = ("context_s", "queued_unix_ns", "scheduled_unix_ns", "first_token_unix_ns")
 
 
@@ -152,6 +152,7 @@ def _loaded(rows: pl.DataFrame, tiers: pl.DataFrame, pairs: pl.DataFrame) -> pl.
         .then(pl.col("context_s").fill_null(0.0) + pl.col("_load_s"))
         .otherwise("context_s")
         .alias("context_s"),
+        pl.when(loaded).then("_load_s").otherwise("kv_load_s").alias("kv_load_s"),
         pl.when(loaded).then(longer).otherwise("quality").alias("quality"),
         pl.when(loaded).then(_sourced()).otherwise("provenance").alias("provenance"),
     )

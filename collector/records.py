@@ -90,6 +90,7 @@ class Request:
     queue_window_s: float | None = None
     queue_policy_s: float | None = None
     queue_upstream_s: float | None = None  # of queue_s: in the router in front of the engine
+    kv_load_s: float | None = None  # of context_s: KV cache looked up in, and loaded from, a tier of its own
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
     outcome: str | None = None  # ok, error, aborted, refused

@@ -17,7 +17,7 @@ PHASES = ("Q", "C", "P", "F", "D", "X")
 TIME_FIELDS = frozenset({
     "e2e_s", "ttft_s", "queue_s", "context_s", "prefill_s", "first_token_s", "decode_s", "external_s", "combined_s",
     "decode_wait_s", "itl_p95_s", "longest_gap_s", "queue_slot_s", "queue_kv_s", "queue_budget_s", "queue_window_s",
-    "queue_policy_s", "queue_upstream_s",
+    "queue_policy_s", "queue_upstream_s", "kv_load_s",
 })  # fmt: skip
 COUNT_FIELDS = frozenset({
     "input_tokens", "cached_tokens", "output_tokens", "preemptions", "priority", "drafted_tokens", "accepted_tokens",

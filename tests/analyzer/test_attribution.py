@@ -122,6 +122,16 @@ def test_the_router_s_own_wait_is_upstream_and_not_the_engine_s_queue() -> None:
     assert "kv.wait" not in found
 
 
+def test_what_a_tier_takes_to_load_kv_is_kv_and_the_rest_of_the_context_is_not() -> None:
+    rows = [make_request(e2e_s=2.72, context_s=1.5, kv_load_s=load_s) for load_s in (1.25, 9.0, None)]
+    answer = attribute_instance(make_context(rows), RULES)
+    answer = pl.DataFrame({"request_key": [row.request_key for row in rows]}).join(
+        answer, on="request_key", maintain_order="left"
+    )
+    assert answer[cause_column("kv.load")].to_list() == pytest.approx([1.25, 1.5, 0.0])
+    assert answer[cause_column("context")].to_list() == pytest.approx([0.25, 0.0, 1.5])
+
+
 def test_a_known_accelerator_separates_bytes_from_host_time() -> None:
     """Llama-3.1-8B, batch 1, on an H100: about 4.6 ms of reading a step (roofline.md 2.6); 40 ms measured is host."""
     row = make_request(

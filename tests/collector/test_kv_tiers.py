@@ -64,6 +64,7 @@ def test_a_load_is_context_out_of_the_queue_whoever_comes_first(tmp_path: Path, 
         (row,) = b.rows()
         assert (row["engine"], row["request_id"], row["e2e_s"]) == ("vllm_v1", "chatcmpl-1", 4.0)
         assert '"context_s":"measured:span"' in row["provenance"]
+        assert row["kv_load_s"] == 0.625
         assert b.rows("SELECT * FROM supplements") == []
         assert b.counter("requests") == 1
 
