@@ -17,7 +17,7 @@ HOW: dict[str, str] = {
         "phasewise serve --scrape http://ENGINE:PORT/metrics (SGLang also needs --enable-metrics), "
         "or phasewise ingest --scrapes FILE"
     ),
-    "cached_tokens": "vLLM spans do not carry it; SGLang sends gen_ai.usage.cached_tokens",
+    "cached_tokens": "vLLM's spans do not carry it, its plugin does: pip install --no-deps phasewise beside it; SGLang sends gen_ai.usage.cached_tokens",
     "accelerator": 'name it: phasewise.toml [hardware] accelerator = "h100-sxm", or OTEL_RESOURCE_ATTRIBUTES=phasewise.gpu=h100-sxm',
     "model": "engine metrics carry the model's name; or name it in phasewise.toml [hardware] model",
     "client_boundary": "import the client's records: phasewise ingest FILE; or propagate traceparent from the client",

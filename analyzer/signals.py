@@ -262,8 +262,9 @@ def _in_front(affected: pl.DataFrame) -> dict[str, Value]:
     around = np.where(server, np.nan_to_num(floats(affected, "entry_before_s")), 0.0)
     own = np.clip(floats(affected, "queued_unix_ns") - floats(affected, "arrival_unix_ns"), 0.0, None) / 1e9
     to_first = floats(affected, "ttft_s") + around
-    first = float(np.nansum(to_first))
-    before = float(np.nansum(own) + around[np.isfinite(to_first)].sum())
+    told = np.isfinite(to_first) & (np.isfinite(own) | (around > 0))  # a share is of requests that tell both
+    first = float(to_first[told].sum())
+    before = float((np.nan_to_num(own) + around)[told].sum())
     host = float(np.nansum(floats(affected, cause_column("host")))) + outside_s(affected).get("host", 0.0)
     return {
         "frontend_ratio": before / first if first > 0 else None,

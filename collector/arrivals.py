@@ -6,22 +6,18 @@ of both ends fit. Where the kernel does not tell (it is not Linux), nothing is k
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
-import urllib.parse
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 
-_DESCRIPTORS = Path("/proc/self/fd")
+from phasewise.collector.open_sockets import Address, address_of, copy_of, ends_of, open_descriptors
+
 _BYTES_RECEIVED = slice(128, 136)  # in struct tcp_info (linux/tcp.h), since Linux 4.1
 _LOOK_EVERY_S = 0.2  # for connections that were not seen before
 _MESSAGE_HEAD_BYTES = 5  # of gRPC
 _PEERS = 4096  # remembered
-
-Address = tuple[str, int]
 
 
 class Arrivals:
@@ -34,7 +30,7 @@ class Arrivals:
 
     def received_bytes(self, peer: str) -> int | None:
         """All that has come from this peer on its connection, whether it was read or not. None: not known, or closed."""
-        address = _address(peer)
+        address = address_of(peer)
         if address is None:
             return None
         found = self._told(address)
@@ -45,7 +41,7 @@ class Arrivals:
 
     def _told(self, address: Address) -> int | None:
         descriptor = self._descriptors.get(address)
-        copy = _copy(descriptor) if descriptor is not None else None
+        copy = copy_of(descriptor) if descriptor is not None else None
         if copy is None:
             return None
         with copy:
@@ -60,8 +56,8 @@ class Arrivals:
 
     def _look(self) -> None:
         self._descriptors.clear()
-        for descriptor in _open_ones():
-            copy = _copy(descriptor)
+        for descriptor in open_descriptors():
+            copy = copy_of(descriptor)
             if copy is not None:
                 with copy:
                     address = self._peer(copy)
@@ -71,13 +67,8 @@ class Arrivals:
 
     def _peer(self, connection: socket.socket) -> Address | None:
         """The other end; None where it is no connection of our port."""
-        try:
-            if connection.type != socket.SOCK_STREAM or connection.getsockname()[1:2] != (self._port,):
-                return None
-            host, port = connection.getpeername()[:2]
-        except (OSError, ValueError):
-            return None
-        return host.removeprefix("::ffff:"), port
+        ends = ends_of(connection)
+        return ends[1] if ends is not None and ends[0] == self._port else None
 
 
 class Unread:
@@ -124,30 +115,3 @@ class Unread:
         self._read_bytes.move_to_end(peer)
         if len(self._read_bytes) > _PEERS:
             self._unsure.discard(self._read_bytes.popitem(last=False)[0])
-
-
-def _open_ones() -> list[int]:
-    if not hasattr(socket, "TCP_INFO"):
-        return []
-    try:
-        return [int(entry.name) for entry in _DESCRIPTORS.iterdir()]
-    except OSError:
-        return []
-
-
-def _copy(descriptor: int) -> socket.socket | None:
-    try:
-        copied = os.dup(descriptor)
-    except OSError:
-        return None
-    try:
-        return socket.socket(fileno=copied)
-    except OSError:
-        os.close(copied)
-        return None
-
-
-def _address(peer: str) -> Address | None:
-    """`ipv4:127.0.0.1:4711`, or `ipv6:%5B::1%5D:4711`."""
-    host, _, port = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")
-    return (host.strip("[]").removeprefix("::ffff:"), int(port)) if port.isdecimal() else None

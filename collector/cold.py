@@ -11,6 +11,7 @@ sealed again under a higher generation. So of a row that came twice the view hol
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,9 +24,9 @@ import pyarrow.parquet as pq
 from phasewise.collector.balanced import pending, rename_hot
 from phasewise.collector.lake import HOUR_NS, KINDS, crc32c_of
 from phasewise.collector.reach import EVER
-from phasewise.collector.records import columns
+from phasewise.collector.records import arrow_schema, columns
 from phasewise.collector.schemas import polars_schema
-from phasewise.collector.tables import RECORDS, ColdFile
+from phasewise.collector.tables import RECORDS, SCHEMA_VERSION, ColdFile
 
 SCHEMA = "whole"
 LONGEST_NS = 6 * HOUR_NS
@@ -96,14 +97,30 @@ def choose_files(statements: Statements, directory: Path, reached: Mapping[str, 
             "SELECT path FROM main.cold_files WHERE kind = ? AND hour BETWEEN ? AND ? ORDER BY hour, path",
             [kind, low // HOUR_NS, high // HOUR_NS],
         )
-        chosen = chosen or found.height > 0
-        if not found.height:  # a view over files needs one to read the columns from
+        paths = _there(directory, found)
+        chosen = chosen or bool(paths)
+        if not paths:  # a view over files needs one to read the columns from
             found = statements.query("SELECT path FROM main.cold_files WHERE kind = ? LIMIT 1", [kind])
-        if found.height:
-            statements.execute(
-                f"SET VARIABLE {variable(kind)} = ?", [[str(directory / path) for path in found["path"]]]
-            )
+            paths = _there(directory, found) or [str(_empty_file(directory, kind))] * found.height
+        if paths:
+            statements.execute(f"SET VARIABLE {variable(kind)} = ?", [paths])
     return chosen
+
+
+def _there(directory: Path, found: pl.DataFrame) -> list[str]:
+    """Of some files those that can be read. One that is gone takes its own rows with it, and no question: `missing_files` says so."""
+    return [str(whole) for path in found["path"] if (whole := directory / path).exists()]
+
+
+def _empty_file(directory: Path, kind: str) -> Path:
+    """A file without rows, for a view whose own files are all gone."""
+    path = directory / f".none-{SCHEMA_VERSION}" / f"{kind}.parquet"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_name(f"{kind}.{secrets.token_hex(6)}")  # another thread may be at it
+        pq.write_table(arrow_schema(RECORDS[kind]).empty_table(), partial)
+        partial.replace(path)
+    return path
 
 
 def _listed(paths: Iterable[Path]) -> str:
@@ -195,7 +212,8 @@ def unknown(statements: Statements, kind: str, rows: pl.DataFrame) -> pl.DataFra
 def _thaw_hour(statements: Statements, directory: Path, hour: int) -> None:
     """A row that is hot already is the later one of the two."""
     found = statements.query("SELECT kind, path, columns FROM main.cold_files WHERE hour = ? ORDER BY path", [hour])
-    for kind, path, told in found.iter_rows():
+    there = [one for one in found.iter_rows() if (directory / one[1]).exists()]
+    for kind, path, told in there:
         present = set(told.split(","))
         listed = ", ".join(f'"{name}"' for name in columns(RECORDS[kind]) if name in present)
         column = KINDS[kind]
@@ -206,7 +224,10 @@ def _thaw_hour(statements: Statements, directory: Path, hour: int) -> None:
             f'(SELECT 1 FROM main."{kind}" h WHERE {same} AND h."{column}" >= ? AND h."{column}" < ?)',
             [hour * HOUR_NS, (hour + 1) * HOUR_NS],
         )
-    statements.execute("DELETE FROM main.cold_files WHERE hour = ?", [hour])
+    # What is gone stays named until it is said.
+    statements.execute(
+        "DELETE FROM main.cold_files WHERE hour = ? AND list_contains(?, path)", [hour, [path for _, path, _ in there]]
+    )
 
 
 def rewriting_due(statements: Reading, small_bytes: int = 32 << 20) -> int | None:

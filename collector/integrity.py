@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from phasewise.collector.archive import check_path
 from phasewise.collector.kept_rollups import read_kept
 from phasewise.collector.lake import KINDS, Lake, crc32c_of, label
-from phasewise.collector.missing_files import whole_but_for_files
 from phasewise.collector.recovery import FILE
 from phasewise.collector.segment import Gap, frames, segment_numbers, segment_path
 from phasewise.collector.sidecar import Committed, Sidecar, lost
@@ -48,13 +47,7 @@ def check(data: Path) -> dict[str, object]:
                     tables, cold, missing = _told(store, Sidecar(data / "watermark"))
                     faults += [f"{data / FILE}: {missing}"] if missing else []
         except DamagedStore as error:
-            bare = whole_but_for_files(data / FILE)
-            if bare is None:
-                faults.append(f"{error} (it is moved aside and made anew at the next start)")
-            else:
-                with bare:
-                    tables, cold, lacking = _told(bare, Sidecar(data / "watermark"))
-                    faults += [f"{data / FILE}: {lacking}"] if lacking else []
+            faults.append(f"{error} (it is moved aside and made anew at the next start)")
     segments, torn = _journal(data / "journal", faults)
     faults += _cold(data / "cold", cold)
     faults += read_kept(data / "cold").faults

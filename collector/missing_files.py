@@ -1,51 +1,42 @@
-"""Cold files that are not there at a start: they are left out and said, and taken in again by a start that finds them.
+"""Cold files that are not there: they are left out and said, and taken in again once they are found, at a start and while it runs.
 
 The rest of the store is whole: nothing else is moved aside, and no question fails because of them.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import logging
 
-from phasewise.collector.cold import enter_files, make_views, placed_file
+from phasewise.collector.cold import Reading, enter_files, make_views, placed_file
 from phasewise.collector.lake import KINDS, Lake, label
 from phasewise.collector.store import Store
 from phasewise.rules.errors import MachineError
 
+LOG = logging.getLogger(__name__)
 NAMED = 4  # of the hours, in one line
 
 
 def missing(store: Store) -> str:
-    """What is lost with files that are named and not there; empty where all are. Changes nothing."""
-    return _told(_gone(store))
+    """What is lost with files that are named and not there, and one of them; empty where all are. Changes nothing."""
+    gone = _gone(store)
+    return f"{_told(gone)}; the first is {store.cold_directory / gone[0][2]}" if gone else ""
 
 
-def left_out(store: Store, *, views: bool = True) -> str:
-    """Leave out files that are not there, take in those that are again; what is lost, empty where nothing newly is. views: False for a
-    store that is opened as it is."""
+def left_out(store: Store) -> str:
+    """Leave out files that are not there, take in those that are again; what is lost, empty where nothing newly is."""
     gone = _gone(store)
     found = _found_again(store) if _lacks_rows(store) else []
     if gone or found:
         with store.write() as transaction:
             for _, _, path, _ in gone:
                 transaction.execute("DELETE FROM main.cold_files WHERE path = ?", [path])
+            sealed = _sealed(transaction)  # late rows may have brought an hour back meanwhile
+            found = [one for one in found if one[1] in sealed]
             enter_files(transaction, [placed_file(store.cold_directory, *one) for one in found])
-            if views:
-                make_views(transaction, store.cold_directory)
+            make_views(transaction, store.cold_directory)
+    if found:
+        LOG.info("%d cold files are there again", len(found))
     return _told(gone)
-
-
-def whole_but_for_files(path: Path) -> Store | None:
-    """A store that is opened as it is where its own file can be read to the last block, and names cold files that are not there."""
-    try:
-        store = Store(path, as_it_is=True)
-    except MachineError:
-        return None
-    named, _ = store.try_query('SELECT hour, "rows" FROM main.cold_files LIMIT 0')
-    if named is not None and not store.verify() and _gone(store):
-        return store
-    store.close()
-    return None
 
 
 def _gone(store: Store) -> list[tuple[str, int, str, int]]:
@@ -64,16 +55,27 @@ def _lacks_rows(store: Store) -> bool:
 
 def _found_again(store: Store) -> list[tuple[str, int, str]]:
     """Files of sealed hours that the cold tables name, that are there, and that the store does not know: kind, hour, path."""
-    lake = Lake(store.cold_directory)
-    sealed = set(store.query("SELECT hour FROM main.sealed_hours WHERE state = 'sealed'")["hour"])
+    sealed = _sealed(store)
     known = set(store.query("SELECT path FROM main.cold_files")["path"])
     return [
         (kind, hour, path)
         for kind in KINDS
-        for hour, paths in lake.files(kind).items()
+        for hour, paths in _named(Lake(store.cold_directory), kind).items()
         for path in paths
         if hour in sealed and path not in known and (store.cold_directory / path).exists()
     ]
+
+
+def _named(lake: Lake, kind: str) -> dict[int, list[str]]:
+    try:
+        return lake.files(kind)
+    except MachineError as error:  # what it would lead to stays left out
+        LOG.error("%s", error)
+        return {}
+
+
+def _sealed(source: Reading) -> set[int]:
+    return set(source.query("SELECT hour FROM main.sealed_hours WHERE state = 'sealed'")["hour"])
 
 
 def _told(gone: list[tuple[str, int, str, int]]) -> str:
@@ -86,5 +88,5 @@ def _told(gone: list[tuple[str, int, str, int]]) -> str:
     )
     return (
         f"{len(gone)} cold files of the hours {', '.join(map(label, hours[:NAMED]))}{more} are not there: their rows ({rows}) are left out "
-        "until a start finds them again"
+        "until they are found again"
     )

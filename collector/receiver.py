@@ -31,6 +31,7 @@ from phasewise.rules.secret_text import hidden, log_to_stderr
 if TYPE_CHECKING:
     from phasewise.collector.access import Door
     from phasewise.collector.committer import Committer
+    from phasewise.collector.idle_connections import IdleConnections
     from phasewise.collector.intake import Intake
     from phasewise.collector.journal import JournalWriter
     from phasewise.collector.receipts import Receipts
@@ -133,6 +134,8 @@ def bound_socket(host: str, port: int, setting: str) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bound_window(listener)
+        if hasattr(socket, "TCP_DEFER_ACCEPT"):  # who sends nothing takes no place, for the first second
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # which each connection inherits
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(INTAKE_LIMITS.unread_s * 1000))
         try:
@@ -285,9 +288,11 @@ async def _serve(settings: Settings) -> None:
         elif process.tls is None:
             log.warning("listening on %s in plain text: keys can be read on the way; give --tls-cert", settings.host)
     process.report()
+    idle = asyncio.create_task(_idle_connections(process).keep_closing())
     ready = {"ready": True, "otlp_grpc_port": process.grpc_port, "otlp_http_port": process.http_port}
     print(json.dumps(ready), flush=True)
     await _watch(process)
+    idle.cancel()
     process.state = "draining"
     process.report()
     if not await process.intake.drain(INTAKE_LIMITS.drain_s):
@@ -302,6 +307,16 @@ async def _serve(settings: Settings) -> None:
         process.journal.close()
     else:
         log.warning("the disk did not answer in time; what was not written was not acknowledged")
+
+
+def _idle_connections(process: _Process) -> IdleConnections:
+    from phasewise.collector.idle_connections import IdleConnections
+
+    ports = {
+        process.grpc_port: process.grpc_server.under_way,
+        process.http_port: process.http_server.front.under_way,
+    }
+    return IdleConnections(ports, INTAKE_LIMITS.connections)
 
 
 async def _watch(process: _Process) -> None:

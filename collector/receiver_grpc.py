@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -26,8 +26,10 @@ from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
 
 from phasewise.collector.access import ANYBODY, Caller, Door, Refused
 from phasewise.collector.arrivals import Arrivals, Unread
+from phasewise.collector.idle_connections import UnderWay
 from phasewise.collector.intake import Body, Encoding, Intake, Reply
 from phasewise.collector.limits import IntakeLimits
+from phasewise.collector.open_sockets import address_of
 from phasewise.collector.otlp_json import Signal
 from phasewise.collector.receiver_http import partial_success
 from phasewise.collector.room import Holding
@@ -50,6 +52,7 @@ _CODES = {
 }
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+Export = Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]
 
 
 class GrpcServer:
@@ -59,7 +62,8 @@ class GrpcServer:
         self._next: grpc.ServerCertificateConfiguration | None = None
         self._server = grpc.aio.server(options=_options(intake.limits))
         self._reads = _Reads(intake)
-        self._server.add_generic_rpc_handlers([_Handlers(intake, self._reads, door)])
+        self.under_way = UnderWay()
+        self._server.add_generic_rpc_handlers([_Handlers(intake, self._reads, door, self.under_way)])
 
     def bind(self, address: str, tls: Tls | None = None) -> int:
         if tls is None:
@@ -123,10 +127,10 @@ def _pair(tls: Tls) -> grpc.ServerCertificateConfiguration:
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    def __init__(self, intake: Intake, reads: _Reads, door: Door | None) -> None:
+    def __init__(self, intake: Intake, reads: _Reads, door: Door | None, under_way: UnderWay) -> None:
         self._receipts = intake.receipts
         self._handlers = {
-            method: grpc.stream_unary_rpc_method_handler(_export(signal, intake, reads, door))
+            method: grpc.stream_unary_rpc_method_handler(_noted(_export(signal, intake, reads, door), under_way))
             for method, signal in _METHODS.items()
         }
 
@@ -137,7 +141,19 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]
         return found
 
 
-def _export(signal: Signal, intake: Intake, reads: _Reads, door: Door | None) -> Callable[..., Any]:
+def _noted(export: Export, under_way: UnderWay) -> Export:
+    async def noted(calls: AsyncIterator[bytes], context: Context) -> bytes:
+        peer = address_of(context.peer())
+        under_way.begin(peer)
+        try:
+            return await export(calls, context)
+        finally:
+            under_way.end(peer)
+
+    return noted
+
+
+def _export(signal: Signal, intake: Intake, reads: _Reads, door: Door | None) -> Export:
     async def export(_: AsyncIterator[bytes], context: Context) -> bytes:
         caller = await _admitted(door, context, intake) if door else ANYBODY
         if intake.draining:

@@ -26,8 +26,10 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from phasewise.collector.access import ANYBODY, Caller, Door, Refused
+from phasewise.collector.idle_connections import UnderWay
 from phasewise.collector.intake import Body, Encoding, Intake, Reply
 from phasewise.collector.limits import IntakeLimits
+from phasewise.collector.open_sockets import bare_address
 from phasewise.collector.otlp_json import Signal
 from phasewise.collector.room import Holding
 from phasewise.collector.tls import Tls
@@ -114,10 +116,20 @@ class HttpFront:
         self._intake = intake
         self._door = door
         self._limits = intake.limits
+        self.under_way = UnderWay()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        client = scope.get("client")
+        peer = bare_address(str(client[0]), int(client[1])) if client else None
+        self.under_way.begin(peer)
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self.under_way.end(peer)
+
+    async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         answer_in = PROTOBUF if _media_type(headers) == PROTOBUF else JSON
         held = Holding(self._intake.room)
@@ -214,7 +226,8 @@ class HttpServer:
     """
 
     def __init__(self, listener: socket.socket, front: HttpFront, limits: IntakeLimits, tls: Tls | None = None) -> None:
-        self._listener, self._front, self._limits, self._tls = listener, front, limits, tls
+        self.front = front
+        self._listener, self._limits, self._tls = listener, limits, tls
         self._server: Any = self._made()
         self._task: asyncio.Task[None] | None = None
         self._old: set[asyncio.Task[None]] = set()
@@ -223,7 +236,7 @@ class HttpServer:
         host, port = self._listener.getsockname()[:2]
         # Its own way of binding neither tells the port of 0 nor refuses a busy one, so it is given our socket instead.
         server = _embedded.Server(
-            self._front,
+            self.front,
             host,
             port,
             interface=Interfaces.ASGINL,

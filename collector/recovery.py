@@ -18,7 +18,7 @@ from phasewise.collector.backfill.coverage import COVERAGE
 from phasewise.collector.cold import enter_files, make_views, placed_file
 from phasewise.collector.kept_rollups import enter_kept, read_kept
 from phasewise.collector.lake import HOUR_NS, KINDS, Lake
-from phasewise.collector.missing_files import left_out, missing, whole_but_for_files
+from phasewise.collector.missing_files import left_out, missing
 from phasewise.collector.sidecar import WITNESS, Committed, Sidecar, lost
 from phasewise.collector.store import Store
 from phasewise.collector.store_errors import DamagedStore
@@ -48,8 +48,6 @@ def open_store(data: Path, clock: Callable[[], int], on_corruption: str = "quara
         if on_corruption == "fail":
             _require_whole(store, data)
         return store, left_out(store)
-    if lacking := _without_missing(path):
-        return _opened(path), lacking
     aside = data / "quarantine" / f"{datetime.fromtimestamp(clock() // 10**9, UTC):%Y%m%dT%H%M%SZ}"
     LOG.error("%s; what is damaged is moved to %s", problem, aside)
     if _move(path.with_name(f"{FILE}.wal"), aside):
@@ -124,15 +122,6 @@ def adopt(store: Store, now_unix_ns: int) -> Adopted:
         rollups.rebuild(transaction, minutes, {hour * HOUR_NS for hour in generations}, cold=True)
     expired = len(kept.hours.keys() - generations.keys())
     return Adopted(len(generations), sum(rows.values()), expired, kept.faults)
-
-
-def _without_missing(path: Path) -> str:
-    """Where a store cannot be opened for want of cold files alone: what is lost, once they are left out; else empty."""
-    store = whole_but_for_files(path)
-    if store is None:
-        return ""
-    with store:
-        return left_out(store, views=False)
 
 
 def _opened(path: Path) -> Store:

@@ -26,6 +26,7 @@ from phasewise.collector.request_table import changes_of, delete_rows, replace_t
 from phasewise.collector.sample_parts import complete_samples
 from phasewise.collector.sample_table import add_samples, deviations, hours_marked_otherwise, mark_joined
 from phasewise.collector.steps import steps_of
+from phasewise.collector.time_units import in_nanoseconds
 from phasewise.collector.transaction import Transaction
 from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.collector.writer_memory import Memory, Surroundings
@@ -33,6 +34,7 @@ from phasewise.collector.writer_memory import Memory, Surroundings
 REJOIN_NS = 5 * 10**9
 REJOINED_NS = 6 * 3600 * 10**9  # a join that came late is of use for the last hours
 SAMPLE_GAP_NS = 30 * 10**9
+_TIMES = ("arrival_unix_ns", "finished_unix_ns")
 
 
 class RowWriter:
@@ -80,8 +82,14 @@ class RowWriter:
         if due.is_empty():
             return 0
         memory = self._memory
-        self._thaw(hours_touched(due, "start_unix_ns", "end_unix_ns", NEAR_NS))
         made = memory.assembly.rows_of(due)
+        due = in_nanoseconds(due)
+        # Of a span whose end is missing, or is not what its engine says, the row lies elsewhere than the span.
+        rows = made.requests.select(_TIMES), made.supplements.select(_TIMES)
+        self._thaw(
+            hours_touched(due, "start_unix_ns", "end_unix_ns", NEAR_NS)
+            | hours_touched(pl.concat(rows).drop_nulls(), *_TIMES, NEAR_NS)
+        )
         branched = due.filter(pl.col("parent_span_id").is_not_null()).select("trace_id").unique()
         if not branched.is_empty():
             replace_turns(self._transaction, branched, made.turns)
@@ -217,7 +225,8 @@ class RowWriter:
         return thaw(self._transaction, self._cold_directory, hours, self._clock())
 
     def _delete(self, keys: list[str], spans: pl.DataFrame, now: int) -> None:
-        low, high = spans["start_unix_ns"].min(), spans["end_unix_ns"].max()
+        times = pl.concat([spans["start_unix_ns"], spans["end_unix_ns"].filter(spans["end_unix_ns"] > 0)])
+        low, high = times.min(), times.max()
         assert isinstance(low, int) and isinstance(high, int)
         gone = pl.DataFrame({"request_key": keys}, schema={"request_key": pl.String})
         window = (low - NEAR_NS, high + NEAR_NS)

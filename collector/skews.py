@@ -8,6 +8,8 @@ calls that are fetched from a queue some time later give bounds that do not agre
 
 from __future__ import annotations
 
+import json
+import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +22,10 @@ FEWEST = 4  # calls that anything certain rests on
 AGREEING_RATIO = 0.75  # of them
 PAIRS = 256  # of hosts; those that were silent longest are forgotten
 TOLD = 32  # of them, the furthest apart first
+STORED = 32  # of them, those with the newest calls
+STORED_EVERY_S = 5.0
+OLD_NS = 86_400 * 10**9  # what was measured a day before a start is known no more: clocks are set right meanwhile
+POSITION = "clock_skews"  # among the positions
 Bound = tuple[int, int, int]  # when, and the least and the most that the other clock is ahead; all in nanoseconds
 SCHEMA = {"host": pl.String, "other_host": pl.String, "unix_ns": pl.Int64, "low_ns": pl.Int64, "high_ns": pl.Int64}
 
@@ -70,15 +76,41 @@ class Skews:
 
     _bounds: OrderedDict[tuple[str, str], deque[Bound]] = field(default_factory=OrderedDict)
     _calls: dict[tuple[str, str], int] = field(default_factory=dict)
+    _changed: bool = False
+    _stored_s: float = float("-inf")
+
+    @classmethod
+    def recalled(cls, text: str, now_unix_ns: int) -> Skews:
+        """What was stored, as far as it is not old."""
+        skews = cls()
+        for host, other, calls, bounds in json.loads(text or "[]"):
+            kept = [(unix_ns, low, high) for unix_ns, low, high in bounds]
+            if max(unix_ns for unix_ns, _, _ in kept) > now_unix_ns - OLD_NS:
+                skews._bounds[host, other] = deque(kept, maxlen=CALLS)
+                skews._calls[host, other] = calls
+        return skews
+
+    def to_store(self, now_s: float | None = None) -> str | None:
+        """The text for `recalled` where it has something new and the last one was some time ago; now_s: monotonic."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if not self._changed or now_s - self._stored_s < STORED_EVERY_S:
+            return None
+        self._changed, self._stored_s = False, now_s
+        newest = list(self._bounds.items())[-STORED:]
+        told = [[*pair, self._calls[pair], list(kept)] for pair, kept in newest]
+        return json.dumps(told, separators=(",", ":"))
 
     def see(self, bounds: pl.DataFrame) -> None:
-        """Bounds of calls, the newest last (SCHEMA)."""
+        """Bounds of calls, the newest last (SCHEMA). A call is seen again whenever its trace goes on, and counts once."""
         for (host, other), own in bounds.group_by("host", "other_host", maintain_order=True):
             pair = (str(host), str(other))
             kept = self._bounds.setdefault(pair, deque(maxlen=CALLS))
             self._bounds.move_to_end(pair)
-            kept.extend(own.tail(CALLS).select("unix_ns", "low_ns", "high_ns").iter_rows())
-            self._calls[pair] = self._calls.get(pair, 0) + own.height
+            newest = list(own.tail(CALLS).select("unix_ns", "low_ns", "high_ns").iter_rows())
+            new = [one for one in dict.fromkeys(newest) if one not in kept]
+            kept.extend(new)
+            self._calls[pair] = self._calls.get(pair, 0) + own.height - len(newest) + len(new)
+            self._changed |= bool(new)
         while len(self._bounds) > PAIRS:
             pair, _ = self._bounds.popitem(last=False)
             del self._calls[pair]

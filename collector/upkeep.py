@@ -11,6 +11,7 @@ from pathlib import Path
 from phasewise.collector.backup import drop_snapshots
 from phasewise.collector.cold import rewriting_due, thaw
 from phasewise.collector.lake import label
+from phasewise.collector.missing_files import left_out
 from phasewise.collector.renaming import rename_sealed
 from phasewise.collector.retention import Keep, Retention
 from phasewise.collector.sealing import Sealer, due_hours
@@ -36,11 +37,14 @@ class Upkeep:
         keep: Keep,
         clock: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
+        tell: Callable[[str], object] = lambda text: None,
     ) -> None:
+        """tell: is told what of the cold tier is there no more."""
         self._store = store
         self._keep = keep
         self._clock = clock
         self._monotonic = monotonic
+        self._tell = tell
         self._sealer = Sealer(store, clock)
         self._retention = Retention(store, data_dir, keep, clock, monotonic)
         self._deleted_at: float | None = None
@@ -50,7 +54,12 @@ class Upkeep:
         self._error = ""
 
     def run(self) -> None:
-        """One round: files nobody reads any more, hours to seal, an hour to write anew, what is too old."""
+        """One round: files that vanished or are there again, files nobody reads any more, hours to seal, an hour to write anew, what is
+        too old."""
+        with self._store.tending:
+            lost = left_out(self._store)
+        if lost:  # without what a purge waits for: its writer is waited for here
+            self._tell(lost)
         with self._store.tending:
             self._run()
 

@@ -17,6 +17,7 @@ from phasewise.collector.refresher import Refresher
 from phasewise.collector.registry import Registry
 from phasewise.collector.restarts import Restarts
 from phasewise.collector.rollups import POSITION, DirtyRollups
+from phasewise.collector.skews import POSITION as SKEWS
 from phasewise.collector.skews import Skews
 from phasewise.collector.store import Store
 from phasewise.collector.transaction import Transaction
@@ -63,7 +64,7 @@ class Memory:
     assembly: Assembly
     restarts: Restarts = field(default_factory=Restarts)
     places: Places = field(default_factory=Places)
-    skews: Skews = field(default_factory=Skews)  # of this process alone: clocks are set right, and drift
+    skews: Skews = field(default_factory=Skews)
     rejoined_ns: int = 0
     marked: dict[str, bool] = field(default_factory=dict)  # scrapes without a name -> how their samples are marked
     commit: str = ""  # the number of the last one, as the store has it
@@ -75,6 +76,9 @@ class Memory:
         self.counters.store(transaction)
         self.dirty.store(transaction)
         self.refresher.store(transaction)
+        skews = self.skews.to_store()
+        if skews is not None:
+            transaction.replace("positions", ("name",), ("name", "position"), [(SKEWS, skews)])
         if self.position is None:
             return
         start = self.assembly.open_from(self.position)
@@ -100,5 +104,13 @@ def recalled(around: Surroundings) -> Memory:
     if "open_from" in positions and position is not None:
         assembly.reload(around.reader, Position.parse(positions["open_from"]), position)
     return Memory(
-        position, counters, registry, watermarks, dirty, refresher, assembly, commit=positions.get("commit", "")
+        position,
+        counters,
+        registry,
+        watermarks,
+        dirty,
+        refresher,
+        assembly,
+        skews=Skews.recalled(positions.get(SKEWS, ""), now),
+        commit=positions.get("commit", ""),
     )

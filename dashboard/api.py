@@ -53,6 +53,11 @@ def error_answer(status: int, error: str, field: str = "", remedy: str = "") -> 
     return JSONResponse({"error": hidden(error), "field": hidden(field), "remedy": remedy}, status_code=status)
 
 
+def _for_now(answer: JSONResponse) -> JSONResponse:
+    answer.headers["retry-after"] = str(AGAIN_S)
+    return answer
+
+
 def create_app(
     store: Store,
     writer: Writer,
@@ -109,13 +114,13 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(Stopped)
     async def given_up(_: Request, error: Stopped) -> JSONResponse:
-        return error_answer(429 if isinstance(error, TooBusy) else 503, error.problem, "from", error.remedy)
+        if isinstance(error, TooBusy):  # alone it passes by itself
+            return _for_now(error_answer(429, error.problem, "from", error.remedy))
+        return error_answer(503, error.problem, "from", error.remedy)
 
     @app.exception_handler(PhasewiseError)
     async def not_now(_: Request, error: PhasewiseError) -> JSONResponse:
-        answer = error_answer(503, str(error), "", "see /api/v1/health and the server's log; try again")
-        answer.headers["retry-after"] = str(AGAIN_S)
-        return answer
+        return _for_now(error_answer(503, str(error), "", "see /api/v1/health and the server's log; try again"))
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:

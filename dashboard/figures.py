@@ -200,8 +200,9 @@ def _limit_line(limit: Limit) -> dict[str, Any]:
 
 
 def _limit_text(limit: Limit, *, below: bool = False) -> dict[str, Any]:
+    """At the left: what is looked at most, the newest, is at the right."""
     return {
-        "xref": "paper", "x": 1, "y": limit.value, "text": safe(limit.label), "showarrow": False, "xanchor": "right",
+        "xref": "paper", "x": 0, "y": limit.value, "text": safe(limit.label), "showarrow": False, "xanchor": "left",
         "yanchor": "top" if below else "bottom", "font": {"size": 10, "color": limit.colour},
     }  # fmt: skip
 

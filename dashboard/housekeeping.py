@@ -11,6 +11,7 @@ from phasewise.analyzer.filters import conditions, filter_key
 from phasewise.analyzer.window import parse_filter, parse_time
 from phasewise.collector.audit import audit
 from phasewise.collector.backup import take_snapshot
+from phasewise.collector.missing_files import left_out
 from phasewise.collector.purge import ROLLED, Chosen, go_on, is_unfinished, purge
 from phasewise.collector.records import Request
 from phasewise.collector.records import columns as record_columns
@@ -32,6 +33,9 @@ def purged(
 ) -> dict[str, object]:
     """Delete what is told, with the writer paused."""
     wanted = chosen(where, before, now_unix_ns)
+    with store.tending:
+        lost = left_out(store)
+    writer.report_loss(lost)  # else what is to be written anew could not be read
     with writer.paused():
         return asdict(purge(store, data, wanted, now_unix_ns))
 

@@ -17,6 +17,7 @@ from phasewise.dashboard.wording import PHASES, Phase
 ROW_PX = 22
 _MOST_SPANS = 60
 _LABEL_CHARACTERS = 34
+_CHARACTER_RATIO = 0.01  # of the lane's width: a narrower bar would shrink its text until nobody can read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +225,12 @@ def _phases_lane(figure: Figure, axis: str, row: Mapping[str, Any], _s: Any, _e:
                 "pattern": {"shape": "/", "fgcolor": phase.colour, "size": 6, "solidity": 0.25},
             }
         length = piece.end_s - piece.start_s
-        wide = length > 0.06 * (row.get("e2e_s") or 1.0)
+        label = f"{phase.title} {fmt.seconds(length)}"
+        wide = length > _CHARACTER_RATIO * len(label) * (row.get("e2e_s") or 1.0)
         figure["data"].append(
             _bar(
                 0, piece.start_s, piece.end_s, axis, name=phase.title, marker=marker, width=0.8,
-                text=[f"{phase.title} {fmt.seconds(length)}" if wide else ""], textposition="inside", insidetextanchor="middle",
+                text=[label if wide else ""], textposition="inside", insidetextanchor="middle",
                 textangle=0, textfont={"color": "#c9d2df" if inferred or piece.source == "unexplained" else "#0d1117", "size": 11},
                 constraintext="both", customdata=[piece.source],
                 hovertemplate=f"{phase.title}: {fmt.seconds(length)}<br>{piece.source}<extra></extra>",

@@ -112,7 +112,8 @@ def run(options: Namespace) -> int:
         if not stays:
             return 0 if all(right) else 1
         print(
-            f"\nOpen {ports.url}/triage\nEngines can send to OTLP gRPC {ports.otlp_grpc_port} or HTTP {ports.otlp_http_port}. Ctrl-C ends.",
+            f"\nOpen {ports.url}/triage\nOr in another terminal: {_command()} analyze --server {ports.url}\n"
+            f"Engines can send to OTLP gRPC {ports.otlp_grpc_port} or HTTP {ports.otlp_http_port}. Ctrl-C ends.",
             flush=True,
         )
         with contextlib.suppress(KeyboardInterrupt):
@@ -123,6 +124,14 @@ def run(options: Namespace) -> int:
 def _interrupt(*_: object) -> None:
     """SIGTERM ends the demo as Ctrl-C does, so that the server drains and the temporary folder goes."""
     raise KeyboardInterrupt
+
+
+def _command() -> str:
+    """How this command is called where no virtual environment is active."""
+    beside = Path(sys.executable).with_name("phasewise")
+    if not beside.exists():
+        return "phasewise"
+    return str(beside.relative_to(Path.cwd()) if beside.is_relative_to(Path.cwd()) else beside)
 
 
 @contextlib.contextmanager

@@ -174,7 +174,7 @@ class StoreService:
             start.unmark()
 
         self._run("writer", write)
-        upkeep = Upkeep(store, settings.data, Keep(**settings.retention), self.clock)
+        upkeep = Upkeep(store, settings.data, Keep(**settings.retention), self.clock, tell=writer.report_loss)
         writer.tell("upkeep", upkeep.status)
         self._run("upkeep", upkeep.keep_up)
         jobs = read_jobs(NAME, list(settings.scrape_jobs))

@@ -238,7 +238,9 @@ def facets(answers: Answers, view: View) -> Any:
         )
         blocks.append(box("facet-block", html.H3(one["title"], className="mini-title"), *rows, more))
     return panel(
-        "Filter", *blocks, note="slow in orange", source="Counts of requests in the window under the filters in force."
+        "Filter",
+        *blocks,
+        source="Counts of requests in the window under the filters in force; the orange part of a bar is slow ones.",
     )
 
 

@@ -115,6 +115,8 @@ def _one(answers: Answers, view: View, row: Mapping[str, Any]) -> Any:
     )
     if not spans:
         flags.append("raw spans are not stored for this request")
+    if "clock_skew" in (row["quality"] or ""):
+        flags.append("the clocks of its hosts stand apart: spans of one host do not line up with those of another")
     if not engine.known:
         flags.append("no engine metrics around it")
     return [

@@ -14,6 +14,7 @@ from writing import bench, engine_span, rulebook
 from phasewise.analyzer.attribution import attribute_instance, attributor
 from phasewise.analyzer.outside import held_back_s, outside_s
 from phasewise.analyzer.report import request_report, window_verdict
+from phasewise.analyzer.signals import _in_front
 from phasewise.analyzer.window import Window
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
@@ -49,6 +50,15 @@ def test_of_the_client_s_first_token_what_the_server_held_before_is_the_host_s()
     client = replace(server, entry_side="client", entry_before_s=None)
     assert outside_s(frame([server]), "ttft") == pytest.approx({"host": 2.0, "client": 0.5})
     assert outside_s(frame([client]), "ttft") == pytest.approx({"client": 2.5})
+
+
+def test_the_share_before_the_queue_is_of_requests_that_tell_both() -> None:
+    """One without a time to first token adds to neither side, nor does one whose queue is not known."""
+    told = replace(ONE, ttft_s=2.0, queued_unix_ns=ONE.arrival_unix_ns + 10**9)
+    no_first_token = replace(told, ttft_s=None, queued_unix_ns=ONE.arrival_unix_ns + 5 * 10**9)
+    no_queue = replace(told, queued_unix_ns=None)
+    assert _in_front(frame([told, no_first_token, no_queue]))["frontend_ratio"] == pytest.approx(0.5)
+    assert _in_front(frame([no_queue]))["frontend_ratio"] is None
 
 
 def test_a_first_token_that_is_held_back_is_told_where_it_matters() -> None:

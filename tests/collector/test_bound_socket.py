@@ -13,8 +13,10 @@ from phasewise.collector.limits import INTAKE_LIMITS
 
 def window_bytes(listener: socket.socket) -> int:
     listener.setblocking(True)
-    with listener, socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
-        return accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    with listener, socket.create_connection(listener.getsockname()) as client:
+        client.sendall(b"P")  # without a byte it would wait in the kernel first
+        with listener.accept()[0] as accepted:
+            return accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from span_tables import span_table
+from span_tables import at, span_table
 from writing import Bench, Instant, bench, engine_span, give_time
 
 from phasewise.collector.sealing import Sealer, due_hours
@@ -87,3 +87,28 @@ def test_a_span_that_lasted_for_ever_brings_back_a_few_hours_only(tmp_path: Path
         b.run(1.5)
         assert b.rows("SELECT count(*) AS n FROM sealed_hours WHERE state = 'thawed'")[0]["n"] <= 8
         assert len(b.rows()) == 13
+
+
+@pytest.mark.parametrize("oddity", ["microseconds", "no end"])
+def test_a_request_whose_span_has_odd_times_stands_there_once(tmp_path: Path, oddity: str) -> None:
+    """The hour of its row is another than that of its span."""
+
+    def odd(span: dict[str, Any]) -> dict[str, Any]:
+        start, end = at(span["start_s"]), at(span["end_s"])
+        if oddity == "no end":
+            return span | {"end_unix_ns": 0}
+        return span | {"start_unix_ns": start // 1000, "end_unix_ns": end // 1000}
+
+    with bench(tmp_path) as b:
+        made = [odd(one) for one in spans(0, 20)]
+        b.receive(made)
+        b.run(1.5)
+        b.clock.forward(3 * 3600)
+        b.run()
+        b.run(10)
+        assert seal(b) == 1
+        b.receive([odd({**spans(3, 1)[0], "span_id": f"{900:016x}", "parent": f"{4:016x}", "name": "tool"})])
+        b.run(1.5)
+        assert b.rows("SELECT count(*) AS n, count(DISTINCT request_key) AS keys FROM requests") == [
+            {"n": 20, "keys": 20}
+        ]

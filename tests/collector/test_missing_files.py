@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import aged_days
 import pytest
 from builders import START_UNIX_NS
+from writing import bench, engine_span
 
 from phasewise.collector.integrity import check
 from phasewise.collector.lake import Lake
 from phasewise.collector.recovery import FILE, open_store
-from phasewise.collector.retention import DAY_NS
+from phasewise.collector.retention import DAY_NS, Keep
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.collector.store import Store
 from phasewise.collector.store_errors import DamagedStore
+from phasewise.collector.upkeep import Upkeep
 
 NOW = START_UNIX_NS + 6 * DAY_NS
 EACH = aged_days.EACH
@@ -79,3 +82,85 @@ def test_only_their_rows_are_missing_and_come_back_with_them(data: Path, tmp_pat
     with store:
         assert (told, counted(store)) == ("", (2 * EACH, 1, 1))
     assert check(data)["ok"]
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_files_that_vanish_while_it_runs_take_no_question_with_them(
+    data: Path, tmp_path: Path, all_of_them: bool
+) -> None:
+    aside = tmp_path / "aside"
+    gone = sorted((data / "cold").glob("*/date=*/hour=*/*.parquet"))[:: 1 if all_of_them else 2]
+    said: list[str] = []
+    with Store(data / FILE) as store:
+        whole = counted(store)
+        assert whole == (2 * EACH, 1, 1)
+        for path in gone:
+            (aside / path.relative_to(data)).parent.mkdir(parents=True)
+            shutil.move(path, aside / path.relative_to(data))
+        at_once = counted(store)
+        assert at_once == (0 if all_of_them else EACH, 1, 1)
+        keeper = Upkeep(store, data, Keep(raw_days=3650), clock, tell=said.append)
+        for _ in range(2):
+            keeper.run()
+        assert len(said) == 1 and f"{len(gone)} cold files of the hours" in said[0], said
+        assert counted(store) == at_once
+        for path in gone:
+            path.parent.mkdir(parents=True, exist_ok=True)  # upkeep removes empty folders
+            shutil.move(aside / path.relative_to(data), path)
+        keeper.run()
+        assert (counted(store), len(said)) == (whole, 1)
+    assert check(data)["ok"]
+
+
+def test_a_question_about_two_kinds_of_which_one_is_gone_has_the_other(data: Path) -> None:
+    for path in (data / "cold" / "requests").glob("date=*/hour=*/*.parquet"):
+        path.unlink()
+    both = "SELECT (SELECT count(*) FROM requests) AS requests, (SELECT count(*) FROM engine_samples) AS samples"
+    with Store(data / FILE) as store:
+        for _ in range(2):
+            assert store.query(both).rows() == [(0, 2 * EACH)]
+            with store.write() as transaction:
+                transaction.look_back("requests", "engine_samples")
+                assert transaction.query(both.replace("FROM ", "FROM whole.")).rows() == [(0, 2 * EACH)]
+            Upkeep(store, data, Keep(raw_days=3650), clock).run()
+
+
+def test_what_comes_late_for_an_hour_whose_file_vanished_is_stored(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        b.receive([span(number) for number in range(20)])
+        b.run(1.5)
+        b.clock.forward(3 * 3600)
+        b.run()
+        b.run(10)
+        assert [Sealer(b.store, b.clock).seal(due) for due in due_hours(b.store, b.clock.now)] == [True]
+        for path in b.store.cold_directory.glob("*/date=*/hour=*/*.parquet"):
+            path.unlink()
+        b.receive([span(20)])
+        b.run(1.5)
+        assert b.writer.health()["write_error"] == ""
+        assert b.rows("SELECT count(*) AS n FROM requests") == [{"n": 1}]
+        said: list[str] = []
+        keeper = Upkeep(b.store, tmp_path, Keep(), b.clock, tell=said.append)
+        keeper.run()
+        assert len(said) == 1 and "(20 of requests" in said[0]
+        b.run(300)
+        b.clock.forward(5 * 3600)
+        b.run()
+        assert [Sealer(b.store, b.clock).seal(due) for due in due_hours(b.store, b.clock.now)] == [True]
+        assert b.rows("SELECT count(*) AS n FROM requests") == [{"n": 1}]
+
+
+def span(number: int) -> dict[str, Any]:
+    return engine_span(start_s=number * 60.0, trace=f"{number + 1:032x}", span_id=f"{number + 1:016x}")
+
+
+def test_a_cold_table_whose_log_is_gone_too_stops_no_start(data: Path) -> None:
+    (first, *_), *_ = Lake(data / "cold").files("requests").values()
+    (data / "cold" / first).unlink()
+    for path in (data / "cold" / "requests" / "_delta_log").glob("*.json"):
+        path.write_text("no log")
+    for _ in range(2):
+        store, told = open_store(data, clock)
+        with store:
+            assert counted(store) == (EACH, 1, 1)
+    assert told == ""

@@ -6,11 +6,19 @@ import json
 import shutil
 from pathlib import Path
 
+import aged_days
 import pytest
+from builders import START_UNIX_NS
 from stocked import Served, fill
+from writing import PLAIN
 
+from phasewise.collector.retention import DAY_NS
+from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.collector.store import Store
+from phasewise.collector.writer import Writer
 from phasewise.dashboard.cli import main
+from phasewise.dashboard.housekeeping import purged
+from phasewise.rules.load import load_rulebook
 
 
 @pytest.fixture
@@ -70,3 +78,19 @@ def test_the_server_gives_snapshots_and_purges(served: Served) -> None:
     assert (answer.status_code, answer.json()["requests"]) == (200, 40)
     assert served.client.get("/api/v1/requests").status_code == 200
     assert served.client.get("/api/v1/health").json()["requests"] == 120
+
+
+def test_a_purge_beside_a_file_that_vanished_does_its_work_and_says_what_is_lost(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    aged_days.fill(data, 2)
+    now = START_UNIX_NS + 6 * DAY_NS
+    with Store(data / "phasewise.duckdb") as store:
+        for due in due_hours(store, now):
+            assert Sealer(store, lambda: now).seal(due)
+        writer = Writer(store, data, load_rulebook(), PLAIN, clock=lambda: now)
+        first, _ = sorted((data / "cold").glob("engine_samples/date=*/hour=*/*.parquet"))
+        first.unlink()
+        done = purged(store, writer, data, ["instance:eq:gpu-0"], "", now)
+        assert done["hours"] == 2
+        assert f"({aged_days.EACH} of engine_samples)" in str(writer.health()["losses"])
+        assert store.query("SELECT count(*) AS n FROM requests")["n"].item() == 0

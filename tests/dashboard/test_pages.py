@@ -387,3 +387,13 @@ def test_the_trace_of_a_request_shows_its_engine_by_steps(serve: Callable[..., S
     assert len(course.unix_ns) >= 5
     other = attributed(make_request(at_s=100, instance="gpu-1"))
     assert not trace._engine(answers(served), other).unix_ns
+
+
+@pytest.mark.parametrize("quality", [None, '["clock_skew"]'])
+def test_spans_that_do_not_line_up_are_explained(serve: Callable[..., Served], quality: str | None) -> None:
+    served = serve(filled=False)
+    row = attributed(make_request(at_s=100)) | {"quality": quality}
+    with served.store.write() as transaction:
+        transaction.insert("requests", request_table([row]))
+    told = shown(trace._one(answers(served), view(trace, served), row))
+    assert ("clocks of its hosts stand apart" in told) == (quality is not None)

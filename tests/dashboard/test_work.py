@@ -50,6 +50,7 @@ def test_an_answer_over_its_limit_is_503_with_a_remedy_and_the_next_one_comes(se
     assert answer.json() == {
         "error": "stopped after 0.4 s", "field": "from", "remedy": "narrow the range or add a filter",
     }  # fmt: skip
+    answers(served)
     assert served.client.get(f"/api/v1/slices?{BOUND}").status_code == 200
     slow_down(served.store, "nothing like it")
     assert served.client.get(f"/api/v1/verdict?{BOUND}").json()["requests"] == 160
@@ -62,6 +63,7 @@ def test_too_many_questions_are_429(served: Served, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Store, "query", busy)
     answer = served.client.get(f"/api/v1/verdict?{BOUND}")
     assert answer.status_code == 429 and answer.json()["remedy"]
+    assert int(answer.headers["retry-after"]) > 0
 
 
 @pytest.mark.parametrize(

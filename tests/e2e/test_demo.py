@@ -117,9 +117,14 @@ def test_the_demo_stays_up_until_it_is_told_to_end() -> None:
     )
     try:
         assert process.stdout is not None
+        ask: list[str] = []
         for line in process.stdout:
+            if line.startswith("Or in another terminal: "):
+                ask = line.partition(": ")[2].split()
             if line.startswith("Engines can send"):
                 break
+        assert ask[1:3] == ["analyze", "--server"]
+        assert httpx.get(f"{ask[3]}/livez", trust_env=False).status_code == 200
         time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)

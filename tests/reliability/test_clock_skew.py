@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 from call_trees import tree
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from otlp_messages import trace_request
+from otlp_messages import span_message, trace_request
 from writing import NOW, SECOND, Bench, bench, rulebook
 
 from phasewise.analyzer.attribution import attributor
 from phasewise.collector.scan import scan_traces
-from phasewise.collector.skews import CALLS, SCHEMA, Skews, skew_of
+from phasewise.collector.skews import CALLS, OLD_NS, SCHEMA, Skews, skew_of
 
 HOURS_S = 2 * 3600
 EACH = 24  # calls of a host
@@ -154,9 +154,60 @@ def test_what_is_fetched_from_a_queue_says_nothing_certain_of_clocks() -> None:
 def test_few_calls_and_pairs_are_kept() -> None:
     skews = Skews()
     for number in range(400):
-        rows = [("a", f"b{number}", 0, 10**9, 3 * 10**9)] * (CALLS + 1)
+        rows = [("a", f"b{number}", at, 10**9, 3 * 10**9) for at in range(CALLS + 1)]
         skews.see(pl.DataFrame(rows, schema=SCHEMA, orient="row"))
     kept = list(skews)
     assert len(kept) == 256
     assert {(one.calls, one.ahead_s, one.is_certain) for one in kept} == {(CALLS + 1, 2.0, True)}
     assert len(skews.told()) == 32
+
+
+def measured(b: Bench) -> list[dict[str, Any]]:
+    found = b.writer.health()["clock_skews"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_a_call_that_is_looked_at_again_is_no_further_call(tmp_path: Path) -> None:
+    """One whose trace goes on: the same word four times is one word."""
+    (outer, inner, began), *_ = calls("ahead-5s")
+    inner.start_time_unix_nano, inner.end_time_unix_nano = (
+        at + 5 * SECOND for at in (inner.start_time_unix_nano, inner.end_time_unix_nano)
+    )
+    with bench(tmp_path) as b:
+        take(b, "client", "load", [outer])
+        take(b, "server", "engine-0", [inner])
+        b.run(2)
+        for number in range(4):
+            late = span_message(
+                {}, trace_id=outer.trace_id, span_id=bytes([number] * 8), parent_span_id=outer.span_id, name="tool"
+            )
+            late.start_time_unix_nano = late.end_time_unix_nano = began
+            take(b, "client", "load", [late])
+            b.run(2)
+        (told,) = measured(b)
+        assert (told["calls"], told["certain"]) == (1, False)
+
+
+def test_what_was_measured_is_known_after_a_restart(tmp_path: Path) -> None:
+    with bench(tmp_path) as b:
+        for outer, inner, _ in calls("behind-17ms"):
+            take(b, "client", "load", [outer])
+            take(b, "behind-17ms", "engine-0", [inner])
+        b.clock.forward(HOURS_S)
+        b.run(10)
+        known = measured(b)
+        assert [one["calls"] for one in known] == [EACH]
+    with bench(tmp_path) as b:
+        assert measured(b) == known
+
+
+def test_a_day_later_it_is_known_no_more() -> None:
+    skews = Skews()
+    for host, at in (("b", 0), ("c", SECOND)):
+        skews.see(pl.DataFrame([("a", host, at, 1, 3)], schema=SCHEMA, orient="row"))
+    text = skews.to_store(0.0)
+    assert text is not None
+    assert skews.to_store(3600.0) is None, "nothing is new"
+    assert [one.other_host for one in Skews.recalled(text, OLD_NS)] == ["c"]
+    assert list(Skews.recalled(text, OLD_NS - 1)) == list(skews)
