@@ -205,7 +205,10 @@ def _count(row: dict[str, object], name: str, labels: Labels, value: float) -> N
     """Events counted by a label: the code of the error, or the reason of the slower clock."""
     if name == XID_COUNT:
         code = labels.get("xid", "")
-        row.setdefault("xid", float(code) if value > 0 and code.isdigit() else 0.0)
+        if value <= 0:
+            row.setdefault("xid", 0.0)
+        elif code.isdecimal() and len(code) < 10:  # else there was an error, and nothing tells which
+            row.setdefault("xid", float(code))
         return
     bit = THROTTLE_BITS.get(labels.get("clock_event", ""), 0) if value > 0 else 0
     before = row.get("throttle_reasons")

@@ -8,11 +8,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import thorough
 from _pytest.terminal import TerminalReporter
 
 # Code compiled for the receiver, also by the processes that tests start: kept, so that only the first run waits for it.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "compiled"))
 LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    thorough.leave_out(slow="not slow" in str(config.option.markexpr))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import queue
 import ssl
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from local_http import serving_aside
 
 Object = dict[str, Any]
 _REASONS = {401: "Unauthorized", 403: "Forbidden", 410: "Expired", 500: "InternalError"}
@@ -165,12 +166,8 @@ def kubernetes(tls: tuple[Path, Path] | None = None) -> Iterator[ApiServer]:
         context.load_cert_chain(*tls)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     api.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield api
-    finally:
-        api.ended = True
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving_aside(server):
+        try:
+            yield api
+        finally:
+            api.ended = True

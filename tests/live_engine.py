@@ -15,15 +15,17 @@ from typing import Any
 
 import grpc
 import httpx
+from local_http import serving_aside
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from phasewise.instrumented_engine.config import EngineConfig
+from phasewise.instrumented_engine.export import ExportSettings
 from phasewise.instrumented_engine.server import EngineServer, listen
 from phasewise.instrumented_engine.serving.server_settings import ServerSettings
 
@@ -167,14 +169,8 @@ def http_receiver() -> Iterator[Received]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     received.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving_aside(server):
         yield received
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def plain(value: AnyValue) -> Any:
@@ -188,3 +184,23 @@ def plain(value: AnyValue) -> Any:
 
 def attributes(span: Span) -> dict[str, Any]:
     return {pair.key: plain(pair.value) for pair in span.attributes}
+
+
+def sending(received: Received, **settings: Any) -> Any:
+    return engine(export=ExportSettings(endpoint=received.endpoint, delay_s=0.05), **settings)
+
+
+def tree(received: Received) -> dict[str, Span]:
+    """Spans of the only request, by name; the last of each name."""
+    until(lambda: bool(received.named("llm_request")))
+    assert len(received.named("llm_request")) == 1
+    root = received.named("llm_request")[0]
+    return {span.name: span for span in received.spans if span.trace_id == root.trace_id}
+
+
+def seconds(span: Span) -> float:
+    return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+
+
+def failed(spans: dict[str, Span]) -> dict[str, str]:
+    return {name: span.status.message for name, span in spans.items() if span.status.code == Status.STATUS_CODE_ERROR}

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 Query = Mapping[str, str]
 Answer = tuple[int, Any] | tuple[int, Any, Mapping[str, str]]  # status, JSON value or text, headers
 Answers = Callable[[str, Query], Answer]
+_POLL_S = 0.01
 
 
 @dataclass
@@ -62,11 +63,18 @@ def answering(answers: Answers, port: int = 0) -> Iterator[LocalServer]:
 
     listening = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     server = LocalServer(f"http://127.0.0.1:{listening.server_port}")
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    with serving_aside(listening):
+        yield server
+
+
+@contextmanager
+def serving_aside(server: HTTPServer) -> Iterator[None]:
+    """It answers in a thread of its own, and ends with the block at once: by itself it looks only twice a second whether it may."""
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), daemon=True)
     thread.start()
     try:
-        yield server
+        yield
     finally:
-        listening.shutdown()
-        listening.server_close()
+        server.shutdown()
+        server.server_close()
         thread.join()

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from span_tables import span_table
 
-from phasewise.collector import finisher, first_answers, refresher
+from phasewise.collector import finisher, first_answers, refresher, rollups
 from phasewise.collector.context import Attribute, Context
 from phasewise.collector.journal import JournalWriter
 from phasewise.collector.store import Store
@@ -70,6 +70,12 @@ def give_time(monkeypatch: pytest.MonkeyPatch, clock: object) -> None:
     """The clock that attribution measures its own time with."""
     for module in (refresher, finisher, first_answers):
         monkeypatch.setattr(module, "time", clock)
+
+
+def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time passes while rows are attributed or rolled up."""
+    give_time(monkeypatch, Instant())
+    monkeypatch.setattr(rollups, "time", Instant())
 
 
 @dataclass
@@ -144,3 +150,20 @@ def engine_span(start_s: float = 0.0, e2e_s: float = 2.0, **changes: Any) -> dic
         **changes,
         "attributes": attributes | changes.get("attributes", {}),
     }
+
+
+def traces(count: int, **changes: Any) -> list[dict[str, Any]]:
+    """Requests one second apart, each in a trace of its own."""
+    return [
+        engine_span(start_s=float(i), trace=f"{i + 1:032x}", span_id=f"{i + 1:016x}", **changes) for i in range(count)
+    ]
+
+
+# A request of SGLang, told by its slices.
+SLICES = [
+    {"name": " Req 1", "id": "a", "scope": "sglang server", "kind": 1, "start_s": 0, "end_s": 3,
+     "attributes": {"gen_ai.usage.completion_tokens": 3, "gen_ai.latency.e2e": 3.0}},
+    {"name": "prefill_waiting", "parent": "a", "scope": "sglang server", "kind": 1, "start_s": 0, "end_s": 1},
+    {"name": "prefill_forward", "parent": "a", "scope": "sglang server", "kind": 1, "start_s": 1, "end_s": 2},
+    {"name": "decode_forward", "parent": "a", "scope": "sglang server", "kind": 1, "start_s": 2, "end_s": 3},
+]  # fmt: skip

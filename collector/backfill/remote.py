@@ -146,4 +146,4 @@ def _reason(error: Exception) -> str:
 
 def _retry_after_s(headers: httpx.Headers) -> float:
     told = headers.get("retry-after", "")
-    return min(float(told), _LONGEST_PAUSE_S) if told.isdigit() else 0.0
+    return min(float(told), _LONGEST_PAUSE_S) if told.isdecimal() else 0.0

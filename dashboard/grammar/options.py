@@ -11,7 +11,7 @@ TIMES = "now, now-15m, 2026-11-29T14:02:00Z, or Unix seconds, ms or ns"
 
 
 def port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
+    if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port: 0 (any free one) to 65535")
     return int(text)
 
@@ -23,13 +23,13 @@ def url(text: str) -> str:
 
 
 def count(text: str) -> int:
-    if not text.isdigit() or not int(text):
+    if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no count: a whole number from 1")
     return int(text)
 
 
 def seed(text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no seed: a whole number from 0")
     return int(text)
 

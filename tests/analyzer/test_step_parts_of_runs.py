@@ -130,6 +130,7 @@ print(runs.digest(context))
 """
 
 
+@pytest.mark.slow
 def test_threads_change_no_bit(busy: tuple[list[Request], list[EngineStep], Recording]) -> None:
     rows, steps, _ = busy
     expected = digest(stepped_context(rows, steps, SETTINGS))

@@ -7,6 +7,7 @@ from functools import cache
 
 from hypothesis import HealthCheck, given, settings
 from summary_documents import make_summary, summaries
+from thorough import examples
 
 from phasewise.analyzer.summary import explain_summary, validate_summary
 from phasewise.rules.load import Rulebook, load_rulebook
@@ -24,7 +25,7 @@ def rules() -> Rulebook:
     return load_rulebook()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(summaries())
 def test_any_document_of_the_format_gets_a_whole_verdict(document: dict[str, object]) -> None:
     validate_summary(document)

@@ -84,7 +84,7 @@ def test_every_detector_speaks_in_some_situation() -> None:
     assert silent <= {"slowed_clock", "admission_jump", "swapping"}, "these have tests of their own"
 
 
-@pytest.mark.parametrize("kept", [0.85, 0.6, 0.35])
+@pytest.mark.parametrize("kept", [0.6, *(pytest.param(kept, marks=pytest.mark.slow) for kept in (0.85, 0.35))])
 def test_with_numbers_missing_it_abstains_rather_than_errs(kept: float) -> None:
     """Each number and setting is left out at random: wrong answers stay rare, and rarer still with confidence."""
     draw = random.Random(17)

@@ -136,8 +136,8 @@ def test_the_load_is_cut_into_blocks_of_both_kinds(tmp_path: Path) -> None:
     [
         in_half_minutes_with_a_restart,
         as_a_backlog,
-        as_imports_in_pieces,
-        as_imports_newest_first,
+        pytest.param(as_imports_in_pieces, marks=pytest.mark.slow),
+        pytest.param(as_imports_newest_first, marks=pytest.mark.slow),
         pytest.param(in_one_second_steps, marks=pytest.mark.slow),
     ],
 )

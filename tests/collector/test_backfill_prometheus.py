@@ -26,7 +26,7 @@ from phasewise.collector.importers import import_bytes
 from phasewise.collector.profiles import Profiles
 from phasewise.rules.errors import InputError
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]  # it scrapes five seconds after its start
 PROFILES = Profiles(rulebook().engines)
 PREFIXES = metric_prefixes(PROFILES)
 INTERVAL = "300ms"

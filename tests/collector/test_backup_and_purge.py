@@ -227,6 +227,7 @@ def test_a_purge_that_was_broken_off_is_finished_by_the_next(full: Bench, call: 
     assert full.store.query("SELECT * FROM positions WHERE name = 'purge'").is_empty()
 
 
+@pytest.mark.slow
 def test_a_purge_stops_the_questions_that_run(full: Bench) -> None:
     patience = Patience(60)
     told: list[BaseException] = []
@@ -247,6 +248,7 @@ def test_a_purge_stops_the_questions_that_run(full: Bench) -> None:
     assert holds(full.folder, CANARY) == []
 
 
+@pytest.mark.slow
 def test_what_was_purged_may_come_again(full: Bench) -> None:
     with full.store.write() as transaction:
         write_mark(transaction, Mark("0" * 32, DONE))
@@ -258,6 +260,7 @@ def test_what_was_purged_may_come_again(full: Bench) -> None:
     assert len(full.rows(ROWS)) == before + 2
 
 
+@pytest.mark.slow
 def test_everything_before_a_time_goes(full: Bench) -> None:
     before = str(sorted(row["finished_unix_ns"] for row in full.rows(ROWS))[22] + 1)
     done = purged(full.store, full.writer, full.folder, [], before, full.clock.now)

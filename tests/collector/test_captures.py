@@ -22,11 +22,11 @@ from phasewise.collector.importers import import_bytes, import_file
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.scan import scan_traces
 
-FOLDERS = (
-    "sglang-light", "sglang-overload", "vllm-client-openai-v2", "vllm-kv-starvation", "vllm-light", "vllm-long-prompt",
-    "vllm-mixed", "vllm-overload", "vllm-shared-prefix", "vllm-startup-grpc",
+STARTUP = "vllm-startup-grpc"
+WITH_SPANS = (
+    "sglang-overload", "vllm-client-openai-v2", "vllm-kv-starvation", "vllm-overload",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("sglang-light", "vllm-light", "vllm-long-prompt", "vllm-mixed", "vllm-shared-prefix")),
 )  # fmt: skip
-WITH_SPANS = tuple(name for name in FOLDERS if name != "vllm-startup-grpc")
 CHILD_COLUMNS = {"prefill_waiting": "queue_s", "prefill_forward": "prefill_s", "decode_waiting": "decode_wait_s"}
 PROFILES = Profiles(rulebook().engines)
 Load = Callable[[str], "Loaded"]
@@ -67,7 +67,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
             b.writer.add_spans(span_rows(folder))
             spans_only = b.store.query("SELECT * FROM requests")
             kind, counts = "", {}
-            if name in WITH_SPANS:
+            if name != STARTUP:
                 b.writer.add_import(import_bytes(scrape_lines(folder), "scrapes", PROFILES))
                 client = import_file(next(folder.glob("client*.jsonl")), PROFILES)
                 kind, counts = client.format, b.writer.add_import(client)
@@ -109,7 +109,7 @@ def values(frame: pl.DataFrame, column: str) -> np.ndarray:
     return frame[column].drop_nulls().to_numpy()
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", [*WITH_SPANS, STARTUP])
 def test_served_requests_are_counted_right(load: Load, name: str) -> None:
     expected = json.loads(shared_path("captures", "expected.json").read_text())[name]["requests"]
     rows = load(name).spans_only
@@ -186,7 +186,7 @@ def test_scrapes_join_their_replica(load: Load, name: str) -> None:
 
 
 def test_startup_spans_are_marks_and_no_requests(load: Load) -> None:
-    one = load("vllm-startup-grpc")
+    one = load(STARTUP)
     assert one.marks.height == 12
     assert one.marks["kind"].unique().to_list() == ["startup"]
     assert any(text.startswith("Overall Loading: 6") for text in one.marks["text"])

@@ -132,6 +132,15 @@ def test_without_a_uuid_the_host_and_the_number_tell_devices_apart() -> None:
     assert rows("DCGM_FI_DEV_GPU_UTIL 10\n") == []
 
 
+@pytest.mark.parametrize("code", ["²", "9" * 400, "", "-3", "nan"])
+def test_an_error_without_a_code_is_unknown_and_not_none(code: str) -> None:
+    labels = f'gpu="0",UUID="GPU-0",xid="{code}"'
+    (row,) = rows(f"DCGM_FI_DEV_GPU_TEMP{{{labels}}} 40\nDCGM_EXP_XID_ERRORS_COUNT{{{labels}}} 2\n")
+    assert row["xid"] is None
+    (row,) = rows(f"DCGM_EXP_XID_ERRORS_COUNT{{{labels}}} 0\n")
+    assert row["xid"] == 0
+
+
 def test_the_power_of_other_hardware_is_no_device() -> None:
     assert device_rows([("hw.power", {"hw.id": "psu-1"}, 800.0)], at(0), "i", "otlp").is_empty()
 

@@ -69,6 +69,7 @@ def test_half_a_request_whose_other_half_never_comes_is_a_row_with_what_is_known
         assert b.rows("SELECT sum(requests)::BIGINT AS n FROM rollups WHERE width_s = 3600") == [{"n": 1}]
 
 
+@pytest.mark.slow
 def test_a_decode_half_that_comes_after_all_is_paired_as_ever(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
         b.receive(sglang("prefill", 1, "0xabc"))

@@ -78,10 +78,10 @@ def tables(b: Bench) -> dict[str, pl.DataFrame]:
 @pytest.mark.parametrize(
     ("limit", "restart"),
     [
-        (("OPEN_SPANS", 3), False),
+        pytest.param(("OPEN_SPANS", 3), False, marks=pytest.mark.slow),
         (("OPEN_BYTES", 1500), False),
-        (("OPEN_BYTES", 1500), True),
-        (("OPEN_BYTES", 0), False),
+        pytest.param(("OPEN_BYTES", 1500), True, marks=pytest.mark.slow),
+        pytest.param(("OPEN_BYTES", 0), False, marks=pytest.mark.slow),
     ],
     ids=["spans", "bytes", "restarts", "none may wait"],
 )

@@ -66,7 +66,8 @@ def classes(b: Bench) -> list[str]:
     return [row["primary_class"] for row in b.rows()]
 
 
-@pytest.mark.parametrize("crash", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("crash", [True, False])
 def test_what_is_late_is_told_again_after_a_fault_not_at_every_step(tmp_path: Path, crash: bool) -> None:
     with bench(tmp_path) as b:
         fragile, (key,) = all_final(b, 10)
@@ -108,6 +109,7 @@ def test_a_block_that_always_fails_holds_up_no_other_and_takes_no_other_along(
         assert sorted(one for one in fragile.asked if one != (keys[0],)) == sorted((key,) for key in keys[1:])
 
 
+@pytest.mark.slow
 def test_a_block_that_is_not_final_and_always_fails_holds_up_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

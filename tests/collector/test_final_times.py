@@ -51,6 +51,7 @@ def test_no_row_of_an_engine_that_lives_is_final_before_its_neighbours_have_come
         assert max(lasted.values()) < 60 + ahead_s + 400  # the longest wait is that for the end of a span of the clock
 
 
+@pytest.mark.slow
 def test_a_peer_whose_rows_are_all_sealed_keeps_no_row_from_becoming_final_after_a_restart(tmp_path: Path) -> None:
     with bench(tmp_path, clock=Clock(at(0))) as b:
         pages = []

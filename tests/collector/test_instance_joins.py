@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 from span_tables import at, span_table
 from writing import Bench, bench, each, engine_span, rulebook
 
@@ -192,6 +193,7 @@ def named(instance: str, start_s: float, number: int) -> dict[str, Any]:
     return engine_span(start_s=start_s, trace=f"{number:032x}", resource=resource)
 
 
+@pytest.mark.slow
 def test_a_restart_under_another_name_keeps_the_evidence_before_it(tmp_path: Path) -> None:
     base = at(0) / 1e9
     seen: dict[str, set[float]] = {}

@@ -135,6 +135,7 @@ def test_hours_that_expired_under_an_older_release_are_kept_from_now_on(tmp_path
         assert read_kept(store.cold_directory).hours.keys() == {FIRST, FIRST + 1, FIRST + 30}
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_holds_no_hour_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with fill(tmp_path) as store:
         own = retention(store)
@@ -151,6 +152,7 @@ def _full(*_: Path) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.slow
 def test_after_thirteen_months_they_go(tmp_path: Path) -> None:
     with fill(tmp_path) as store:
         retention(store).run()
@@ -159,7 +161,7 @@ def test_after_thirteen_months_they_go(tmp_path: Path) -> None:
         assert not read_kept(store.cold_directory).faults
 
 
-@pytest.mark.parametrize("forgot", [False, True])
+@pytest.mark.parametrize("forgot", [False, pytest.param(True, marks=SLOW)])
 def test_ended_while_they_go_none_is_left_in_a_file_that_nobody_looks_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgot: bool
 ) -> None:
@@ -186,6 +188,7 @@ def test_ended_while_they_go_none_is_left_in_a_file_that_nobody_looks_at(
         assert own.done.stopped == ""
 
 
+@pytest.mark.slow
 def test_a_disk_that_refuses_to_forget_says_so_and_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

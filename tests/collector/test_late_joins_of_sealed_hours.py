@@ -105,6 +105,7 @@ def test_only_the_last_hours_of_an_engine_come_back(tmp_path: Path) -> None:
         assert causes == ["unknown"] * 5 + ["seqs 64"] * 7
 
 
+@pytest.mark.slow
 def test_what_a_server_says_again_brings_nothing_back(tmp_path: Path) -> None:
     with bench(tmp_path, attribute=each(told)) as b:
         served(b, spans(20), [page(b, second, "i-1", second // 60) for second in range(0, 1200, 60)])
@@ -121,6 +122,7 @@ def test_what_a_server_says_again_brings_nothing_back(tmp_path: Path) -> None:
         assert {row["cause"] for row in b.rows()} == {"seqs 32"}
 
 
+@pytest.mark.slow
 def test_rows_of_sealed_hours_get_the_samples_of_a_join_that_came_late(tmp_path: Path) -> None:
     """Two scrapes, and too few requests to tell which is this engine; hours later their counters tell it."""
     with bench(tmp_path, attribute=each(told)) as b:
@@ -144,6 +146,7 @@ def test_rows_of_sealed_hours_get_the_samples_of_a_join_that_came_late(tmp_path:
         )  # to half a minute past their block
 
 
+@pytest.mark.slow
 def test_samples_of_sealed_hours_are_marked_when_their_engine_is_not_known_any_more(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
         name = "unnamed:vllm_v1"

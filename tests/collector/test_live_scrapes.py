@@ -57,6 +57,7 @@ def test_scrapes_survive_a_crash_and_are_joined(tmp_path: Path) -> None:
         assert b.rows("SELECT joined FROM engine_samples") == [{"joined": True}]
 
 
+@pytest.mark.slow
 def test_what_attribution_fails_at_is_tried_no_more_often_while_others_are_scraped(tmp_path: Path) -> None:
     tries: list[None] = []
     broken = False

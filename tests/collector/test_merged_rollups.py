@@ -71,7 +71,7 @@ def told(transaction: Transaction, width_s: int) -> pl.DataFrame:
     return transaction.query(f"SELECT * REPLACE ({_TEXTS}) FROM rollups WHERE width_s = {width_s} ORDER BY ALL")
 
 
-@pytest.mark.parametrize("part_rows", [100, 10**6])
+@pytest.mark.parametrize("part_rows", [pytest.param(100, marks=pytest.mark.slow), 10**6])
 def test_merged_rollups_are_those_of_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_rows: int) -> None:
     """However many minutes are looked at together, and 10 s by 10 s where a minute alone holds many rows."""
     monkeypatch.setattr(rollups, "_PART_ROWS", part_rows)

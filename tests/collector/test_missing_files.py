@@ -53,7 +53,7 @@ def counted(store: Store) -> tuple[int, int, int]:
     return row[0], row[1], row[2]
 
 
-@pytest.mark.parametrize("all_of_them", [False, True])
+@pytest.mark.parametrize("all_of_them", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_only_their_rows_are_missing_and_come_back_with_them(data: Path, tmp_path: Path, all_of_them: bool) -> None:
     files = [path for paths in Lake(data / "cold").files("requests").values() for path in paths]
     assert len(files) == 2

@@ -139,7 +139,7 @@ def test_a_span_that_ends_after_its_longer_parent_on_another_host_has_another_cl
     assert "clock_skew" not in flags(outlives)
 
 
-@pytest.mark.parametrize("later_s", [0.5, 4000.0])
+@pytest.mark.parametrize("later_s", [0.5, pytest.param(4000.0, marks=pytest.mark.slow)])
 def test_a_server_s_span_that_comes_late_changes_whose_time_it_was(tmp_path: Path, later_s: float) -> None:
     """An engine's span ends, and is sent, before that of the server around it."""
     with bench(tmp_path, attribute=attributor(rulebook())) as b:

@@ -42,7 +42,11 @@ def test_case(tmp_path: Path, path: Path) -> None:
 LINKED = [path for path in CASES if has_links(load(path))]
 
 
-@pytest.mark.parametrize("path", LINKED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*LINKED[:1], *(pytest.param(path, marks=pytest.mark.slow) for path in LINKED[1:])],
+    ids=lambda path: path.stem,
+)
 def test_linked_spans_say_the_same_whenever_they_come(tmp_path: Path, path: Path) -> None:
     """Each alone, minutes apart, a child before its parent: long after the first was settled, and judged."""
     told = outcome_of(in_pieces(load(path)), tmp_path, pause_s=200.0)

@@ -20,6 +20,7 @@ from otlp_messages import (
     trace_request,
 )
 from shared_data import shared_path
+from thorough import examples
 
 from phasewise.collector.otlp_json import json_to_protobuf
 from phasewise.collector.records import Scanned
@@ -104,7 +105,7 @@ def wobbled(document: object, data: st.DataObject) -> object:
     return changed
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data())
 def test_rows_equal_those_of_the_protobuf_twin(data: st.DataObject) -> None:
     request = trace_request(*data.draw(st.lists(spans(), max_size=3)), resource=data.draw(attributes))

@@ -145,6 +145,7 @@ def test_a_broken_file_is_moved_aside_and_made_anew(stopped: tuple[Bench, pl.Dat
         assert due_hours(store, b.clock.now + 3 * 3600 * 10**9)
 
 
+@pytest.mark.slow
 def test_a_store_that_lacks_commits_is_not_opened_where_that_is_to_fail(stopped: tuple[Bench, pl.DataFrame]) -> None:
     b, _ = stopped
     log = b.folder / "phasewise.duckdb.wal"
@@ -192,6 +193,7 @@ def test_a_volume_without_room_is_an_error_of_health(tmp_path: Path, monkeypatch
     b.journal.close()
 
 
+@pytest.mark.slow
 def test_with_a_store_made_anew_nothing_counts_as_brought_in(stopped: tuple[Bench, pl.DataFrame]) -> None:
     b, _ = stopped
     (b.folder / "backfill.json").write_text("{}")

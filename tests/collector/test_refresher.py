@@ -206,6 +206,7 @@ def test_an_attribution_that_changes_nothing_counts_no_revision(tmp_path: Path) 
         assert [row["revision"] for row in b.rows()] == [0, 0]
 
 
+@pytest.mark.slow
 def test_no_instance_waits_for_ever_where_one_takes_the_whole_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +220,7 @@ def test_no_instance_waits_for_ever_where_one_takes_the_whole_turn(
         assert [row["final"] for row in b.rows() if row["instance"] == "b"] == [True]
 
 
-@pytest.mark.parametrize("late_s", [188.0, 199.0])
+@pytest.mark.parametrize("late_s", [pytest.param(188.0, marks=pytest.mark.slow), 199.0])
 def test_blocks_that_something_late_concerns_are_done_once_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float
 ) -> None:

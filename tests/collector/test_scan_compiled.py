@@ -17,7 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_messages import RECEIVED_UNIX_NS, START_UNIX_NS, any_value, captured_bodies, span_message, trace_request
+from otlp_requests import requests
 from shared_data import shared_path
+from thorough import examples
 
 from phasewise.collector.records import Scanned
 from phasewise.collector.scan import scan_traces
@@ -143,34 +145,24 @@ usual_spans = st.builds(
 )
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> ExportTraceServiceRequest:
-    request = ExportTraceServiceRequest()
-    for _ in range(draw(st.integers(0, 3))):
-        group = request.resource_spans.add()
-        group.resource.attributes.extend(draw(pairs))
-        for _ in range(draw(st.integers(0, 2))):
-            scope = group.scope_spans.add()
-            scope.scope.name, scope.scope.version = draw(texts), draw(texts)
-            scope.spans.extend(draw(st.lists(st.one_of(usual_spans, spans), max_size=4)))
-    return request
+any_requests = requests(pairs, texts, st.lists(st.one_of(usual_spans, spans), max_size=4))
 
 
-@settings(max_examples=400, deadline=None)
-@given(requests())
+@settings(max_examples=examples(400), deadline=None)
+@given(any_requests)
 def test_whole_requests_give_the_same_table(request: ExportTraceServiceRequest) -> None:
     assert_equal(request.SerializeToString())
 
 
-@settings(max_examples=200, deadline=None)
-@given(requests(), st.data())
+@settings(max_examples=examples(200), deadline=None)
+@given(any_requests, st.data())
 def test_a_cut_request_gives_the_same_error(request: ExportTraceServiceRequest, data: st.DataObject) -> None:
     body = request.SerializeToString()
     assert_equal(body[: data.draw(st.integers(0, len(body)))])
 
 
-@settings(max_examples=400, deadline=None)
-@given(requests(), st.randoms(use_true_random=False), st.integers(1, 6))
+@settings(max_examples=examples(400), deadline=None)
+@given(any_requests, st.randoms(use_true_random=False), st.integers(1, 6))
 def test_changed_bytes_give_the_same(request: ExportTraceServiceRequest, source: random.Random, changes: int) -> None:
     body = bytearray(request.SerializeToString())
     for _ in range(changes if body else 0):

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
 from compiled_scanner import compiled_scan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_messages import RECEIVED_UNIX_NS, START_UNIX_NS, any_value
+from otlp_requests import requests
+from thorough import examples
 
 from phasewise.collector.scan import scan_traces
 
@@ -62,17 +63,7 @@ def spans(draw: st.DrawFn) -> Span:
     )
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> ExportTraceServiceRequest:
-    request = ExportTraceServiceRequest()
-    for _ in range(draw(st.integers(0, 3))):
-        group = request.resource_spans.add()
-        group.resource.attributes.extend(draw(pairs))
-        for _ in range(draw(st.integers(0, 2))):
-            scope = group.scope_spans.add()
-            scope.scope.name, scope.scope.version = draw(texts), draw(texts)
-            scope.spans.extend(draw(st.lists(spans(), max_size=3)))
-    return request
+any_requests = requests(pairs, texts, st.lists(spans(), max_size=3))
 
 
 def plain(value: AnyValue) -> Any:
@@ -129,18 +120,17 @@ def expected(request: ExportTraceServiceRequest) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["plain", "compiled"])
-@settings(max_examples=100, deadline=None)
-@given(request_=requests())
-def test_rows_are_what_protobuf_decodes(kind: str, request_: ExportTraceServiceRequest) -> None:
-    scan = compiled_scan() if kind == "compiled" else scan_traces
-    found = scan(request_.SerializeToString(), RECEIVED_UNIX_NS)
-    assert found.rejected == {}
-    rows = found.rows.to_pylist()
-    for row in rows:
-        for name, empty in (("resource", "{}"), ("attributes", "{}"), ("events", "[]"), ("links", "[]")):
-            row[name] = json.loads(row[name] or empty)
-        for name in ("status_message", "scope_name", "scope_version"):
-            row[name] = row[name] or None
-    wanted = expected(request_)
-    assert [{name: row[name] for name in wanted[0]} for row in rows] == wanted if wanted else rows == []
+@settings(max_examples=examples(100), deadline=None)
+@given(any_requests)
+def test_rows_are_what_protobuf_decodes(request: ExportTraceServiceRequest) -> None:
+    wanted = expected(request)
+    for scan in (scan_traces, compiled_scan()):
+        found = scan(request.SerializeToString(), RECEIVED_UNIX_NS)
+        assert found.rejected == {}
+        rows = found.rows.to_pylist()
+        for row in rows:
+            for name, empty in (("resource", "{}"), ("attributes", "{}"), ("events", "[]"), ("links", "[]")):
+                row[name] = json.loads(row[name] or empty)
+            for name in ("status_message", "scope_name", "scope_version"):
+                row[name] = row[name] or None
+        assert [{name: row[name] for name in wanted[0]} for row in rows] == wanted if wanted else rows == []

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from kubernetes_server import kubernetes, pod
+from local_http import serving_aside
 from waiting import until
 from writing import rulebook
 
@@ -71,14 +72,11 @@ def engine() -> Iterator[Engine]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     own.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield own
-    finally:
-        own.release.set()
-        server.shutdown()
-        server.server_close()
+    with serving_aside(server):
+        try:
+            yield own
+        finally:
+            own.release.set()
 
 
 @contextmanager

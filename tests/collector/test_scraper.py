@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+from local_http import serving_aside
 from waiting import until
 from writing import rulebook
 
@@ -38,11 +38,8 @@ class Engine(BaseHTTPRequestHandler):
 def port() -> Iterator[int]:
     Engine.status, Engine.text = 200, "vllm:num_requests_running 3\n"
     server = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
+    with serving_aside(server):
+        yield server.server_port
 
 
 def scraping(url: str, found: list[Exposition]) -> Scraper:

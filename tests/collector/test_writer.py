@@ -10,28 +10,18 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from span_tables import at, span_table
-from writing import NOW, Bench, Clock, Instant, bench, each, engine_span, give_time, plain_attribute
+from writing import NOW, SLICES, Clock, bench, each, engine_span, plain_attribute, stand_still, traces
 
-from phasewise.collector import refresher, rollups
 from phasewise.collector.context import Context
 from phasewise.collector.exposition import read_exposition
 from phasewise.collector.normalize import Normalized, normalize
 from phasewise.collector.profiles import Profiles
 from phasewise.collector.records import METRIC_SCHEMA, Annotation
-from phasewise.collector.sealing import Sealer, due_hours
 
 
 @pytest.fixture(autouse=True)
 def instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_time(monkeypatch, Instant())
-    monkeypatch.setattr(rollups, "time", Instant())
-
-
-def traces(count: int, **changes: Any) -> list[dict[str, Any]]:
-    """Requests one second apart, each in a trace of its own."""
-    return [
-        engine_span(start_s=float(i), trace=f"{i + 1:032x}", span_id=f"{i + 1:016x}", **changes) for i in range(count)
-    ]
+    stand_still(monkeypatch)
 
 
 def test_a_request_of_one_span_is_a_row_in_the_next_step(tmp_path: Path) -> None:
@@ -77,101 +67,6 @@ def test_the_first_of_two_different_copies_wins_and_is_counted(tmp_path: Path) -
         b.run(0.5)
         assert [row["queue_s"] for row in b.rows()] == [0.25]
         assert b.counter("conflicting_duplicate") == 1
-
-
-CLIENT = [
-    {"name": "turn", "id": "t", "scope": "app", "kind": 1, "start_s": -0.5, "end_s": 3.0},
-    {"name": "chat m", "id": "c", "parent": "t", "scope": "genai", "kind": 3, "start_s": -0.25, "end_s": 2.5,
-     "attributes": {"gen_ai.operation.name": "chat", "gen_ai.response.model": "m", "gen_ai.response.id": "chatcmpl-9"}},
-]  # fmt: skip
-BELOW = engine_span(parent="0000000000000002", attributes={"gen_ai.request.id": "chatcmpl-9"})
-
-
-@pytest.mark.parametrize("engine_first", [True, False])
-@pytest.mark.parametrize("pause_s", [0.0, 1.5, 200.0])
-def test_the_sides_of_a_call_are_one_row_whatever_comes_first(
-    tmp_path: Path, engine_first: bool, pause_s: float
-) -> None:
-    engine = [
-        {**CLIENT[0], "start_s": 0, "end_s": 0},
-        {**CLIENT[1]},
-        BELOW,
-    ]  # ids are by position: only the last is sent
-    with bench(tmp_path) as b:
-        own = span_table(engine, received_unix_ns=b.clock.now).slice(2)
-        client = span_table(CLIENT, received_unix_ns=b.clock.now)
-        for rows in (own, client) if engine_first else (client, own):
-            b.journal.append("spans", rows)
-            b.journal.sync()
-            b.run(pause_s)
-        b.run(1.5)
-        (row,) = b.rows()
-        assert (row["engine"], row["entry_e2e_s"], row["model"], row["e2e_s"]) == ("vllm_v1", 2.75, "m", 2.0)
-        (turn,) = b.rows("SELECT * FROM turns")
-        assert (turn["calls"], turn["calls_s"], turn["e2e_s"], turn["unattributed_s"]) == (1, 2.75, 3.5, 0.75)
-        assert row["turn_key"] == turn["turn_key"]
-
-
-def test_a_client_in_another_trace_is_the_same_call_by_its_response_id(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
-        b.receive(CLIENT, "1" * 32)
-        b.run(1.5)
-        assert [row["engine"] for row in b.rows()] == ["genai_client"]
-        b.receive([engine_span(attributes={"gen_ai.request.id": "chatcmpl-9"})], "2" * 32)
-        b.run()
-        (row,) = b.rows()
-        assert (row["engine"], row["entry_e2e_s"], row["client_request_id"]) == ("vllm_v1", 2.75, "chatcmpl-9")
-
-
-SLICES = [
-    {"name": " Req 1", "id": "a", "scope": "sglang server", "kind": 1, "start_s": 0, "end_s": 3,
-     "attributes": {"gen_ai.usage.completion_tokens": 3, "gen_ai.latency.e2e": 3.0}},
-    {"name": "prefill_waiting", "parent": "a", "scope": "sglang server", "kind": 1, "start_s": 0, "end_s": 1},
-    {"name": "prefill_forward", "parent": "a", "scope": "sglang server", "kind": 1, "start_s": 1, "end_s": 2},
-    {"name": "decode_forward", "parent": "a", "scope": "sglang server", "kind": 1, "start_s": 2, "end_s": 3},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("pause_s", [0.0, 5.0, 700.0])
-def test_a_tree_that_comes_in_pieces_is_one_row(tmp_path: Path, pause_s: float) -> None:
-    with bench(tmp_path) as b:
-        whole = span_table(SLICES, received_unix_ns=b.clock.now)
-        for index in (1, 2, 3, 0):  # the root comes last
-            b.journal.append("spans", whole.slice(index, 1))
-            b.journal.sync()
-            b.run(pause_s)
-        b.run(1.5)
-        (row,) = b.rows()
-        assert (row["queue_s"], row["prefill_s"], row["decode_s"]) == (1.0, 1.0, 1.0)
-
-
-def test_a_late_slice_rebuilds_the_row(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
-        whole = span_table(SLICES, received_unix_ns=b.clock.now)
-        b.journal.append("spans", whole.slice(0, 3))
-        b.journal.sync()
-        b.run(1.5)
-        assert b.rows()[0]["decode_s"] is None
-        b.journal.append("spans", whole.slice(3))
-        b.journal.sync()
-        b.run(300)
-        (row,) = b.rows()
-        assert (row["queue_s"], row["prefill_s"], row["decode_s"], row["revision"]) == (1.0, 1.0, 1.0, 1)
-
-
-def test_a_row_that_changes_before_its_attribution_is_counted_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(refresher.Refresher, "rests", lambda self, now_ns: True)
-    with bench(tmp_path) as b:
-        whole = span_table(SLICES, received_unix_ns=b.clock.now)
-        for part in (whole.slice(0, 3), whole.slice(3)):
-            b.journal.append("spans", part)
-            b.journal.sync()
-            b.run(1.5)
-        (row,) = b.rows()
-        assert (row["decode_s"], row["revision"]) == (1.0, None)
-        assert b.counter("requests") == 1
 
 
 def test_a_crash_replays_exactly_once(tmp_path: Path) -> None:
@@ -349,75 +244,6 @@ def test_rollups_follow_the_rows(tmp_path: Path) -> None:
         )
         assert [row["width_s"] for row in by_width] == [10, 60, 3600]
         assert len({(row["n"], row["ns"]) for row in by_width}) == 1
-
-
-def test_segments_stay_until_their_hours_are_sealed_and_late_spans_still_find_their_trace(tmp_path: Path) -> None:
-    def segments() -> list[str]:
-        return sorted(p.name for p in (tmp_path / "journal").glob("*.seg"))
-
-    with bench(tmp_path) as b:
-        whole = span_table(SLICES, received_unix_ns=b.clock.now)
-        b.journal.append("spans", whole.slice(0, 3))
-        b.journal.sync()
-        b.run(1.5)
-        b.journal._begin_segment()  # as its age would
-        b.receive(traces(1))
-        b.run(400)
-        b.run(61)
-        assert segments() == ["00000001.seg", "00000002.seg"]  # archived, and the hot file could be made again from it
-        b.clock.forward(3 * 3600)
-        for due in due_hours(b.store, b.clock.now):
-            assert Sealer(b.store, b.clock).seal(due)
-        b.run(61)
-        assert segments() == ["00000002.seg"]
-        b.journal.append("spans", whole.slice(3))
-        b.journal.sync()
-        b.run(1)
-        b.run(1.5)
-        row = next(row for row in b.rows() if row["engine"] == "sglang")
-        assert (row["queue_s"], row["decode_s"]) == (1.0, 1.0)
-
-
-def test_rows_are_stored_between_the_parts_of_a_segment_that_is_archived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("phasewise.collector.writer.ARCHIVE_S", -1.0)  # a part is all that a pass has time for
-    monkeypatch.setattr("phasewise.collector.archive._PIECE_BYTES", 1)
-
-    def archived(b: Bench) -> int:
-        journal = b.writer.health()["journal"]
-        assert isinstance(journal, dict)
-        return int(journal["archived_segment"])
-
-    with bench(tmp_path) as b:
-        for i in range(6):
-            b.receive([engine_span(start_s=float(i), trace=f"{i + 1:032x}")])
-        b.run(1.5)
-        b.journal._begin_segment()
-        seen = []
-        b.clock.forward(6)
-        for i in range(6, 12):
-            b.receive([engine_span(start_s=float(i), trace=f"{i + 1:032x}")])
-            b.writer.step()
-            seen.append((archived(b), len(b.rows())))
-        assert seen == [(0, i) for i in range(7, 13)]
-        for _ in range(4):
-            b.writer.step()
-        assert archived(b) == 1
-
-
-def test_kept_segments_make_room_for_what_is_received(tmp_path: Path) -> None:
-    with bench(tmp_path) as b:
-        b.writer._kept._kept_bytes = 0
-        b.receive(traces(2))
-        b.run(1.5)
-        b.journal._begin_segment()
-        b.receive([engine_span(trace="9" * 32, span_id="9" * 16)])
-        b.run(70)
-        assert sorted(p.name for p in (tmp_path / "journal").glob("*.seg")) == ["00000002.seg"]
-        journal = b.writer.health()["journal"]
-        assert isinstance(journal, dict)
-        assert journal["segments_dropped_early"] == 1
 
 
 def test_a_trace_that_holds_every_request_stays_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

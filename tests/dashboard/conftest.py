@@ -19,6 +19,22 @@ def rulebook() -> Rulebook:
     return load_rulebook()
 
 
+@pytest.fixture(scope="module")
+def morning(tmp_path_factory: pytest.TempPathFactory, rulebook: Rulebook) -> Iterator[Served]:
+    """One filled application for all tests of a file that only ask; who writes, or breaks something, takes `served`."""
+    made = make_served(tmp_path_factory.mktemp("morning") / "data", rulebook)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory, rulebook: Rulebook) -> Served:
+    """One whose store cannot be read."""
+    made = make_served(tmp_path_factory.mktemp("broken") / "data", rulebook)
+    made.store.close()
+    return made
+
+
 @pytest.fixture
 def serve(tmp_path: Path, rulebook: Rulebook) -> Iterator[Callable[..., Served]]:
     """Makes an application; see `stocked.make_served`."""

@@ -99,6 +99,7 @@ def test_a_window_is_stored_once_and_only_what_is_new_is_asked_again(
         assert NOW_S - 310 <= int(last.query["start"]) / 10**6 <= time.time() - 299
 
 
+@pytest.mark.slow
 def test_after_a_failure_the_next_run_goes_on_from_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(failing_after(3)) as server:
         assert ingest(tmp_path, "--jaeger", server.url) == 4
@@ -113,6 +114,7 @@ def test_after_a_failure_the_next_run_goes_on_from_there(tmp_path: Path, capsys:
         assert int(server.of("/api/traces")[0].query["start"]) > FIRST_S * 10**6
 
 
+@pytest.mark.slow
 def test_a_running_server_takes_it_in_and_the_user_keeps_what_was_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,13 +15,14 @@ from stocked import NOW_UNIX_NS, Served
 from phasewise.collector.access_keys import KeyFile, new_key
 
 pytestmark = pytest.mark.live
+LONG = pytest.mark.slow
 
 PAGES = [("/triage", "Evidence"), ("/requests", "160 in this window"), ("/slices", "Two-way grid")]
 
 
-@pytest.mark.parametrize(("address", "text"), PAGES)
-def test_a_page_with_data(browse: Callable[[Served], Browsed], served: Served, address: str, text: str) -> None:
-    browsed = browse(served)
+@pytest.mark.parametrize(("address", "text"), [PAGES[0], *(pytest.param(*page, marks=LONG) for page in PAGES[1:])])
+def test_a_page_with_data(browse: Callable[[Served], Browsed], morning: Served, address: str, text: str) -> None:
+    browsed = browse(morning)
     browsed.open(f"{address}?{BOUND}", text)
     browsed.settle()
     assert browsed.page.locator("h1").count() == 1
@@ -29,8 +30,8 @@ def test_a_page_with_data(browse: Callable[[Served], Browsed], served: Served, a
     assert browsed.problems == [] and browsed.foreign == []
 
 
-def test_one_request_with_data(browse: Callable[[Served], Browsed], served: Served) -> None:
-    browsed = browse(served)
+def test_one_request_with_data(browse: Callable[[Served], Browsed], morning: Served) -> None:
+    browsed = browse(morning)
     browsed.open(f"/requests?{BOUND}", "160 in this window")
     browsed.page.locator(".grid-table a.text-link").first.click()
     browsed.wait("Booked to causes")
@@ -41,7 +42,7 @@ def test_one_request_with_data(browse: Callable[[Served], Browsed], served: Serv
     assert browsed.problems == [] and browsed.foreign == []
 
 
-@pytest.mark.parametrize("address", ["/triage", "/requests", "/slices"])
+@pytest.mark.parametrize("address", ["/triage", *(pytest.param(page, marks=LONG) for page in ("/requests", "/slices"))])
 def test_a_page_without_data(browse: Callable[[Served], Browsed], serve: Callable[..., Served], address: str) -> None:
     browsed = browse(serve(filled=False))
     browsed.open(address, "Waiting for the first request")
@@ -49,7 +50,9 @@ def test_a_page_without_data(browse: Callable[[Served], Browsed], serve: Callabl
     assert browsed.problems == []
 
 
-@pytest.mark.parametrize("address", ["/triage", "/requests", "/slices", "/trace/abc"])
+@pytest.mark.parametrize(
+    "address", ["/triage", *(pytest.param(page, marks=LONG) for page in ("/requests", "/slices", "/trace/abc"))]
+)
 def test_a_page_over_a_broken_store(browse: Callable[[Served], Browsed], served: Served, address: str) -> None:
     served.store.close()
     browsed = browse(served)
@@ -72,8 +75,8 @@ def told(browsed: Browsed) -> list[str]:
     return found
 
 
-def test_the_address_holds_the_state(browse: Callable[[Served], Browsed], served: Served) -> None:
-    browsed = browse(served)
+def test_the_address_holds_the_state(browse: Callable[[Served], Browsed], morning: Served) -> None:
+    browsed = browse(morning)
     browsed.open(f"/triage?{BOUND}", "160 requests")
     browsed.page.keyboard.press("/")
     browsed.page.keyboard.type("model=qwen-7b")
@@ -99,9 +102,9 @@ def test_the_address_holds_the_state(browse: Callable[[Served], Browsed], served
 
 
 def test_a_box_on_the_heatmap_goes_into_the_address_and_comes_back(
-    browse: Callable[[Served], Browsed], served: Served
+    browse: Callable[[Served], Browsed], morning: Served
 ) -> None:
-    browsed = browse(served)
+    browsed = browse(morning)
     browsed.open(f"/slices?{BOUND}", "drag a box")
     browsed.settle()
     area = browsed.page.locator(".js-plotly-plot .draglayer .nsewdrag").first.bounding_box()
@@ -114,17 +117,21 @@ def test_a_box_on_the_heatmap_goes_into_the_address_and_comes_back(
     browsed.page.reload()
     browsed.wait("Clear the box")
     browsed.until("document.querySelector('.js-plotly-plot')?.layout?.selections?.length === 1")
-    assert browsed.problems == []
+    assert browsed.problems == [] and browsed.foreign == []
 
 
-@pytest.mark.parametrize(("width", "height"), [(390, 844), (1400, 900)])
-@pytest.mark.parametrize(("page", "text"), [*PAGES, ("/trace", "Booked to causes")])
+SCREENS = [(*page, *size) for size in ((390, 844), (1400, 900)) for page in (*PAGES, ("/trace", "Booked to causes"))]
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "width", "height"), [*SCREENS[:2], *(pytest.param(*one, marks=LONG) for one in SCREENS[2:])]
+)
 def test_a_page_fits_the_screen(
-    browse: Callable[[Served], Browsed], served: Served, page: str, text: str, width: int, height: int
+    browse: Callable[[Served], Browsed], morning: Served, page: str, text: str, width: int, height: int
 ) -> None:
-    browsed = browse(served)
+    browsed = browse(morning)
     browsed.page.set_viewport_size({"width": width, "height": height})
-    browsed.open(address_of(served, page), text)
+    browsed.open(address_of(morning, page), text)
     browsed.settle()
     assert browsed.page.evaluate("document.documentElement.scrollWidth") <= width
     overprinted = """[...document.querySelectorAll('.evidence tr')].some(row => {
@@ -139,8 +146,9 @@ def test_a_page_fits_the_screen(
     assert browsed.problems == []
 
 
-def test_a_list_with_a_wrong_order_says_so_and_comes_back(browse: Callable[[Served], Browsed], served: Served) -> None:
-    browsed = browse(served)
+@LONG
+def test_a_list_with_a_wrong_order_says_so_and_comes_back(browse: Callable[[Served], Browsed], morning: Served) -> None:
+    browsed = browse(morning)
     browsed.open(f"/requests?{BOUND}&sort=nope&utm=kept", "sort: nope: is not a key to sort by")
     assert browsed.page.locator(".grid-table").count() == 0
     browsed.page.get_by_text("Leave it out").click()
@@ -149,11 +157,11 @@ def test_a_list_with_a_wrong_order_says_so_and_comes_back(browse: Callable[[Serv
     assert browsed.problems == []
 
 
-SLOW = [
-    ("/triage", VERDICT, "triage-headline", "Still working, 160 requests in this window"),
+ENDLESS = [
+    pytest.param("/triage", VERDICT, "triage-headline", "Still working, 160 requests in this window", marks=LONG),
     ("/slices", HEAT, "slices-heat", "Still working, 160 requests in this window"),
-    ("/requests", LIST, "requests-table", "Still working"),
-    ("/trace", ENGINE, "trace-body", "Still working"),
+    pytest.param("/requests", LIST, "requests-table", "Still working", marks=LONG),
+    pytest.param("/trace", ENGINE, "trace-body", "Still working", marks=LONG),
 ]
 
 
@@ -167,7 +175,7 @@ def part(browsed: Browsed, name: str) -> Any:
     return browsed.page.locator(f".region:has(> #{name})")
 
 
-@pytest.mark.parametrize(("page", "words", "name", "told"), SLOW)
+@pytest.mark.parametrize(("page", "words", "name", "told"), ENDLESS)
 def test_a_slow_part_tells_and_can_be_cancelled(
     browse: Callable[[Served], Browsed], served: Served, page: str, words: str, name: str, told: str
 ) -> None:  # fmt: skip
@@ -207,6 +215,7 @@ def test_a_part_stops_by_itself_and_offers_less(browse: Callable[[Served], Brows
     assert browsed.problems == []
 
 
+@LONG
 def test_a_list_that_was_shown_stays_when_it_cannot_be_read_again(
     browse: Callable[[Served], Browsed], served: Served
 ) -> None:  # fmt: skip
@@ -237,7 +246,7 @@ def test_moving_on_stops_what_the_page_asked(browse: Callable[[Served], Browsed]
     assert browsed.problems == []
 
 
-@pytest.mark.slow
+@LONG
 def test_a_page_outlives_the_server(browse: Callable[[Served], Browsed], served: Served, chromium: Any) -> None:
     context = chromium.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()

@@ -47,6 +47,7 @@ def test_every_verb_has_a_module_with_run() -> None:
     [
         (["nonsense"], "invalid choice"),
         (["serve", "--port", "99999"], "is no port"),
+        (["serve", "--port", "8²"], "is no port"),
         (["serve", "--scrape", "localhost:8000"], "is no URL"),
         (["rules"], "list|show"),
     ],

@@ -84,6 +84,7 @@ def test_what_is_exported_and_imported_is_exported_the_same(data: Path, tmp_path
     assert SpanArchive(tmp_path / "other").trace(trace) == SpanArchive(data).trace(trace)
 
 
+@pytest.mark.slow
 def test_imported_again_it_changes_nothing_and_the_store_answers_alike(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_imported_again_it_changes_nothing_and_the_store_answers_alike(
         assert store.execute("SELECT * FROM rollups ORDER BY ALL").fetchall() == rollups
 
 
+@pytest.mark.slow
 def test_sealed_hours_are_exported_as_they_were(data: Path, tmp_path: Path, small_pages: None) -> None:
     first = export(data, tmp_path / "a")
     shutil.copytree(data, tmp_path / "cold")
@@ -136,6 +138,7 @@ def rows_gone(folder: Path) -> None:
             transaction.insert("requests", late)
 
 
+@pytest.mark.slow
 def test_rollups_of_expired_hours_come_back_once_and_whole(data: Path, tmp_path: Path, small_pages: None) -> None:
     shutil.copytree(data, tmp_path / "old")
     whole = export(data, tmp_path / "whole")["rollups"]

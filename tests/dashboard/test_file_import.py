@@ -98,6 +98,7 @@ def test_the_same_file_twice_changes_nothing(tmp_path: Path, file: Path, capsys:
     assert {n: v for n, v in after.items() if n != "counters"} == {n: v for n, v in before.items() if n != "counters"}
 
 
+@pytest.mark.slow
 def test_a_stop_by_hand_keeps_what_was_stored_and_goes_on_to_the_same_store(
     tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,12 +7,12 @@ import json
 import logging
 import os
 import stat
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from local_http import serving_aside
 
 from phasewise.collector.access_keys import KeyFile, split_token
 from phasewise.dashboard import cli
@@ -209,12 +209,11 @@ class Recorder(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def recorder() -> Iterator[str]:
     Recorder.seen = []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorder) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        Recorder.redirect_to = f"{url}/elsewhere"
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Recorder)
+    url = f"http://127.0.0.1:{server.server_port}"
+    Recorder.redirect_to = f"{url}/elsewhere"
+    with serving_aside(server):
         yield url
-        server.shutdown()
 
 
 @pytest.mark.live

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from local_http import serving_aside
 
 from phasewise.dashboard.commands.open_loop import Request, drawn, send
 
@@ -53,15 +54,9 @@ def answering(*, after: int = 1, status: int = 200, ends: bool = True) -> Iterat
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
     seen.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with serving_aside(server):
         yield seen
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_requests_leave_on_time_although_none_has_been_answered() -> None:

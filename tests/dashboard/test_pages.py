@@ -12,7 +12,7 @@ from builders import START_UNIX_NS, attributed, make_request, record_table, requ
 from dash import no_update
 from plotly.utils import PlotlyJSONEncoder
 from span_tables import span_table
-from stocked import Served
+from stocked import Served, make_served
 
 from phasewise.collector.records import EngineStep, Run, arrow_schema
 from phasewise.dashboard import shell
@@ -25,6 +25,7 @@ from phasewise.dashboard.regions import Region, filled
 from phasewise.dashboard.state import View, parse_view
 from phasewise.dashboard.verdict_card import verdict_card
 from phasewise.dashboard.wording import dataset_kind
+from phasewise.rules.load import Rulebook
 
 HOSTILE = '<img src=x onerror="window.hit=1"><a href="http://evil.example">click</a> **bold** [x](javascript:alert(1))'
 REGIONS = [(page, one) for page in PAGES for one in page.REGIONS]
@@ -68,16 +69,16 @@ def page_text(served: Served, page: ModuleType, at: View) -> str:
 
 
 @pytest.mark.parametrize(("page", "one"), REGIONS, ids=lambda value: value.name if isinstance(value, Region) else "")
-def test_a_region_shows_its_data(served: Served, page: ModuleType, one: Region) -> None:
-    content, notice, loaded = filled(answers(served), view(page, served), one, False)
+def test_a_region_shows_its_data(morning: Served, page: ModuleType, one: Region) -> None:
+    content, notice, loaded = filled(answers(morning), view(page, morning), one, False)
     assert (notice, loaded) == (None, True)
     assert len(json.dumps(plain(content))) < 1_000_000
     assert shown(content)
 
 
-def test_triage_says_it_in_a_sentence_with_numbers_and_changes(served: Served) -> None:
+def test_triage_says_it_in_a_sentence_with_numbers_and_changes(morning: Served) -> None:
     page = PAGES[0]
-    told = page_text(served, page, view(page, served))
+    told = page_text(morning, page, view(page, morning))
     for words in (
         "slow",
         "of their time",
@@ -105,59 +106,61 @@ def test_before_the_first_data_the_commands_stand_there(serve: Callable[..., Ser
 
 
 @pytest.mark.parametrize("page", PAGES[:3], ids=lambda page: page.NAME)
-def test_no_traffic_is_told_with_the_last_request(served: Served, page: ModuleType) -> None:
-    told = page_text(served, page, view(page, served, **{"from": "2025-11-28T10:00:00Z", "to": "2025-11-28T11:00:00Z"}))
+def test_no_traffic_is_told_with_the_last_request(morning: Served, page: ModuleType) -> None:
+    told = page_text(
+        morning, page, view(page, morning, **{"from": "2025-11-28T10:00:00Z", "to": "2025-11-28T11:00:00Z"})
+    )
     assert "No traffic in this window" in told and "Nov 29 14:0" in told
 
 
 @pytest.mark.parametrize("page", PAGES[:3], ids=lambda page: page.NAME)
-def test_a_filter_that_matches_nothing_offers_its_removal(served: Served, page: ModuleType) -> None:
-    told = page_text(served, page, view(page, served, f="instance:eq:gpu-9"))
+def test_a_filter_that_matches_nothing_offers_its_removal(morning: Served, page: ModuleType) -> None:
+    told = page_text(morning, page, view(page, morning, f="instance:eq:gpu-9"))
     assert "0 of 160 requests match" in told and "Remove instance = gpu-9" in told
 
 
 @pytest.mark.parametrize("page", PAGES[:3], ids=lambda page: page.NAME)
-def test_a_wrong_address_is_a_sentence(served: Served, page: ModuleType) -> None:
-    told = page_text(served, page, view(page, served, f="modl:eq:a"))
+def test_a_wrong_address_is_a_sentence(morning: Served, page: ModuleType) -> None:
+    told = page_text(morning, page, view(page, morning, f="modl:eq:a"))
     assert told.count("cannot be answered") == 1 and "did you mean 'model'" in told
 
 
 @pytest.mark.parametrize("wrong", ["²", "now-1000000w", "9" * 40, "yesterday-ish"])
 @pytest.mark.parametrize("page", PAGES[:3], ids=lambda page: page.NAME)
-def test_a_wrong_time_is_a_sentence_and_the_way_on_stays(served: Served, page: ModuleType, wrong: str) -> None:
-    at = view(page, served, **{"from": wrong})
-    told = page_text(served, page, at)
+def test_a_wrong_time_is_a_sentence_and_the_way_on_stays(morning: Served, page: ModuleType, wrong: str) -> None:
+    at = view(page, morning, **{"from": wrong})
+    told = page_text(morning, page, at)
     assert told.count("cannot be answered") == 1 and "from: " in told and "Last 15 minutes" in told
     assert {link.split("?")[0] for link in links(plain(shell.nav_links(at)))} == {"/triage", "/requests", "/slices"}
-    assert "Time range" in shown(shell.range_picker(at, answers(served).now()))
+    assert "Time range" in shown(shell.range_picker(at, answers(morning).now()))
 
 
 @pytest.mark.parametrize(
     ("page", "wrong"), [(PAGES[1], "sort"), (PAGES[1], "metric"), (PAGES[2], "cell")], ids=lambda one: getattr(one, "NAME", one)
 )  # fmt: skip
 def test_a_page_that_cannot_read_its_address_says_so_with_a_way_out(
-    served: Served, page: ModuleType, wrong: str
+    morning: Served, page: ModuleType, wrong: str
 ) -> None:
-    at = view(page, served, **{wrong: "nope"})
-    content = plain([filled(answers(served), at, one, False)[0] for one in page.REGIONS])
+    at = view(page, morning, **{wrong: "nope"})
+    content = plain([filled(answers(morning), at, one, False)[0] for one in page.REGIONS])
     told = shown(content)
     assert f"{wrong}: nope: is not a" in told and "Leave it out" in told
     assert not any(f"{wrong}=" in link for link in links(content))
 
 
-def test_a_table_goes_where_its_address_cannot_be_read(served: Served) -> None:
+def test_a_table_goes_where_its_address_cannot_be_read(morning: Served) -> None:
     there = {"type": "Section"}
-    assert requests._mounted(answers(served), view(requests, served), None) is not None
-    assert requests._mounted(answers(served), view(requests, served), there) is no_update
-    assert requests._mounted(answers(served), view(requests, served, sort="nope"), there) is None
+    assert requests._mounted(answers(morning), view(requests, morning), None) is not None
+    assert requests._mounted(answers(morning), view(requests, morning), there) is no_update
+    assert requests._mounted(answers(morning), view(requests, morning, sort="nope"), there) is None
 
 
-def test_a_variable_that_filters_nothing_is_noted(served: Served) -> None:
+def test_a_variable_that_filters_nothing_is_noted(morning: Served) -> None:
     page = PAGES[0]
-    at = view(page, served, **{"var-foo": "bar"})
-    assert "160 requests" in page_text(served, page, at)
+    at = view(page, morning, **{"var-foo": "bar"})
+    assert "160 requests" in page_text(morning, page, at)
     assert "foo = bar filters nothing" in shown(shell.chips(at))
-    assert "filter" not in shown(shell.chips(view(page, served, **{"var-model": "qwen-7b", "var-datasource": "x"})))
+    assert "filter" not in shown(shell.chips(view(page, morning, **{"var-model": "qwen-7b", "var-datasource": "x"})))
 
 
 def test_spans_that_no_profile_knows_are_named(serve: Callable[..., Served]) -> None:
@@ -188,44 +191,37 @@ def test_requests_are_open_still_only_in_a_window_that_ends_now() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
-def test_a_broken_store_is_told_once_with_a_number(served: Served, page: ModuleType) -> None:
-    at = view(page, served)
-    served.store.close()
-    told = page_text(served, page, at)
+def test_a_broken_store_is_told_once_with_a_number(morning: Served, broken: Served, page: ModuleType) -> None:
+    at = view(page, morning)
+    told = page_text(broken, page, at)
     assert told.count("The store cannot be read") == 1
     assert "error " in told and "Retry" in told and "Traceback" not in told
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
-def test_what_was_loaded_stays_when_the_store_breaks(served: Served, page: ModuleType) -> None:
-    at = view(page, served)
-    served.store.close()
+def test_what_was_loaded_stays_when_the_store_breaks(morning: Served, broken: Served, page: ModuleType) -> None:
+    at = view(page, morning)
     for one in page.REGIONS:
-        content, notice, loaded = filled(answers(served), at, one, True)
+        content, notice, loaded = filled(answers(broken), at, one, True)
         assert content is no_update and loaded is no_update
         assert (notice is not None) == one.lead
 
 
-@pytest.mark.parametrize(("page", "one"), REGIONS, ids=lambda value: value.name if isinstance(value, Region) else "")
-def test_strangers_text_is_text_and_never_markup(serve: Callable[..., Served], page: ModuleType, one: Region) -> None:
-    served = serve(filled=False)
-    rows = [
-        attributed(
-            make_request(
-                at_s=i,
-                model=HOSTILE,
-                instance=HOSTILE,
-                route=HOSTILE,
-                tenant=HOSTILE,
-                finish_reason=HOSTILE,
-                dataset=HOSTILE,
-            )
-        )
-        for i in range(40)
-    ]
-    with served.store.write() as transaction:
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory, rulebook: Rulebook) -> Iterator[Served]:
+    """Forty requests with markup in every text of theirs."""
+    made = make_served(tmp_path_factory.mktemp("strange") / "data", rulebook, filled=False)
+    names = ("model", "instance", "route", "tenant", "finish_reason", "dataset")
+    rows = [attributed(make_request(at_s=i, **dict.fromkeys(names, HOSTILE))) for i in range(40)]
+    with made.store.write() as transaction:
         transaction.insert("requests", request_table(rows))
-    content = plain(filled(answers(served), view(page, served), one, False)[0])
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize(("page", "one"), REGIONS, ids=lambda value: value.name if isinstance(value, Region) else "")
+def test_strangers_text_is_text_and_never_markup(strange: Served, page: ModuleType, one: Region) -> None:
+    content = plain(filled(answers(strange), view(page, strange), one, False)[0])
     kinds = set(types(content))
     assert not kinds & {"Markdown", "Script", "Iframe", "Link", "DangerouslySetInnerHTML"}
     for href in links(content):
@@ -314,10 +310,10 @@ def test_the_cache_axis_says_what_engines_count_instead(serve: Callable[..., Ser
     assert "unknown" in told and "cache per request unknown" in told and "25\u202f% of prompt tokens hit" in told
 
 
-def test_a_small_box_asks_for_a_larger_one(served: Served) -> None:
+def test_a_small_box_asks_for_a_larger_one(morning: Served) -> None:
     page = PAGES[2]
     start = START_UNIX_NS // 10**6
-    told = page_text(served, page, view(page, served, sel=f"{start},{start + 20_000},0.001,100"))
+    told = page_text(morning, page, view(page, morning, sel=f"{start},{start + 20_000},0.001,100"))
     assert "Draw a larger one" in told and "Clear the box" in told
 
 
@@ -332,10 +328,10 @@ def test_a_card_shows_what_it_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.NAME)
-def test_a_page_has_few_components(served: Served, page: ModuleType) -> None:
+def test_a_page_has_few_components(morning: Served, page: ModuleType) -> None:
     """Dash tells every component of every change: with thousands of them one change takes the browser seconds."""
-    at = view(page, served)
-    built = [plain(filled(answers(served), at, one, False)[0]) for one in page.REGIONS]
+    at = view(page, morning)
+    built = [plain(filled(answers(morning), at, one, False)[0]) for one in page.REGIONS]
     assert sum(1 for content in built for _ in nodes(content)) < 900
 
 

@@ -19,8 +19,8 @@ ROUTES = (
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_every_answer_carries_the_headers(served: Served, path: str) -> None:
-    headers = served.client.get(path).headers
+def test_every_answer_carries_the_headers(morning: Served, path: str) -> None:
+    headers = morning.client.get(path).headers
     policy = headers["content-security-policy"]
     assert "script-src 'self' 'sha256-" in policy and "unsafe-eval" not in policy
     assert "unsafe-inline" not in policy.split("script-src")[1].split(";")[0]
@@ -30,15 +30,15 @@ def test_every_answer_carries_the_headers(served: Served, path: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""])
-def test_a_foreign_host_is_refused(served: Served, host: str) -> None:
-    answer = served.client.get("/api/v1/health", headers={"Host": host})
+def test_a_foreign_host_is_refused(morning: Served, host: str) -> None:
+    answer = morning.client.get("/api/v1/health", headers={"Host": host})
     assert answer.status_code == 400
     assert answer.json()["field"] == "Host"
 
 
 @pytest.mark.parametrize("host", ["localhost:8080", "[::1]:8080", "127.0.0.1"])
-def test_loopback_by_any_name_is_answered(served: Served, host: str) -> None:
-    assert served.client.get("/api/v1/health", headers={"Host": host}).status_code == 200
+def test_loopback_by_any_name_is_answered(morning: Served, host: str) -> None:
+    assert morning.client.get("/api/v1/health", headers={"Host": host}).status_code == 200
 
 
 CHANGES = (
@@ -63,9 +63,9 @@ CHANGES = (
     ],
 )
 def test_what_another_site_can_send_changes_nothing(
-    served: Served, path: str, headers: dict[str, str], status: int
+    morning: Served, path: str, headers: dict[str, str], status: int
 ) -> None:
-    assert served.client.post(path, content=b"{}", headers=headers).status_code == status
+    assert morning.client.post(path, content=b"{}", headers=headers).status_code == status
 
 
 def test_our_own_pages_may(served: Served) -> None:
@@ -74,6 +74,6 @@ def test_our_own_pages_may(served: Served) -> None:
     assert answer.status_code == 201
 
 
-def test_no_documentation_page_loads_scripts_from_elsewhere(served: Served) -> None:
-    assert served.client.get("/docs").status_code == 404
-    assert served.client.get("/openapi.json").status_code == 404
+def test_no_documentation_page_loads_scripts_from_elsewhere(morning: Served) -> None:
+    assert morning.client.get("/docs").status_code == 404
+    assert morning.client.get("/openapi.json").status_code == 404

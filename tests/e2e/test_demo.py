@@ -18,16 +18,25 @@ pytestmark = pytest.mark.live
 FREE = ("--port", 0, "--otlp-grpc-port", 0, "--otlp-http-port", 0)
 
 
+def recordings(data: Path) -> subprocess.CompletedProcess[str]:
+    return phasewise("demo", "--once", "--fast", "--engine", "none", "--data", data, *FREE)
+
+
 def test_both_recordings_are_judged_right_and_badged(tmp_path: Path) -> None:
-    done = phasewise("demo", "--once", "--fast", "--engine", "none", "--data", tmp_path / "data", *FREE)
+    done = recordings(tmp_path / "data")
     assert done.returncode == 0, done.stderr
     for expected in ("Queueing", "KV cache", "vLLM 0.32.0", "96 requests", "24 requests", "2 vCPU"):
         assert expected in done.stdout, expected
     assert "/triage" not in done.stdout, "the address of pages that are gone"
     assert done.stdout.count("recorded") >= 2
     assert not (tmp_path / "data" / "serve.json").exists()
-    again = phasewise("demo", "--once", "--fast", "--engine", "none", "--data", tmp_path / "data", *FREE)
-    assert again.returncode == 0, "a second run on the same data must not be mixed with the first: " + again.stderr
+
+
+@pytest.mark.slow
+def test_a_second_run_on_the_same_data_is_not_mixed_with_the_first(tmp_path: Path) -> None:
+    assert recordings(tmp_path / "data").returncode == 0
+    again = recordings(tmp_path / "data")
+    assert again.returncode == 0, again.stderr
 
 
 def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
@@ -107,6 +116,7 @@ def test_an_engine_that_does_not_start_is_one_line_and_breaks_nothing(tmp_path: 
     assert "the live run of the engine was left out" in line
 
 
+@pytest.mark.slow
 def test_the_demo_stays_up_until_it_is_told_to_end() -> None:
     process = subprocess.Popen(
         [*PHASEWISE, "demo", "--fast", "--engine", "none", *map(str, FREE)],

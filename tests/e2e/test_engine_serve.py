@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from serving import PHASEWISE, phasewise, serving
 
 pytestmark = pytest.mark.live
+LONG = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @contextmanager
@@ -68,6 +70,7 @@ def test_its_spans_reach_a_server_and_are_told_from_measured_ones(tmp_path: Path
     assert facts["badge"] == "simulated NVIDIA H100 SXM: Llama-3.1-8B, live"
 
 
+@pytest.mark.slow
 def test_a_simulated_run_goes_to_the_server_that_owns_the_directory(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as server:
         done = phasewise("engine", "simulate", "full_seats", "--requests", 30, "--data", tmp_path / "data", "--json")
@@ -81,11 +84,11 @@ def test_a_simulated_run_goes_to_the_server_that_owns_the_directory(tmp_path: Pa
     ("options", "code", "said"),
     [
         (("--host", "0.0.0.0"), 2, "--allow-remote"),
-        (("--set", "max_num_seq=4"), 2, "did you mean max_num_seqs"),
-        (("--set", "max_num_seqs=4", "--max-num-seqs", "4"), 2, "is given twice"),
-        (("--gpu", "h100-sxn"), 2, "did you mean h100-sxm"),
-        (("--model", "llama-3.1-9b"), 2, "did you mean llama-3.1-8b"),
-        (("--set", "chunked_prefill=false"), 2, "step_token_budget"),
+        LONG(("--set", "max_num_seq=4"), 2, "did you mean max_num_seqs"),
+        LONG(("--set", "max_num_seqs=4", "--max-num-seqs", "4"), 2, "is given twice"),
+        LONG(("--gpu", "h100-sxn"), 2, "did you mean h100-sxm"),
+        LONG(("--model", "llama-3.1-9b"), 2, "did you mean llama-3.1-8b"),
+        LONG(("--set", "chunked_prefill=false"), 2, "step_token_budget"),
         (("--executor", "torch", "--gpu", "l4", "--model", "/nowhere"), None, "phasewise: "),
     ],
 )
@@ -97,6 +100,7 @@ def test_what_cannot_be_served_is_one_line(options: tuple[str, ...], code: int |
     assert len([line for line in done.stderr.splitlines() if line.startswith("phasewise: ")]) == 1
 
 
+@pytest.mark.slow
 def test_a_busy_port_is_exit_code_4() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

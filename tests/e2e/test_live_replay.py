@@ -104,6 +104,7 @@ def onset(folder: Path) -> int:
     return min(starts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window_s", [60, None])
 @pytest.mark.parametrize("name", ["vllm-overload", "vllm-kv-starvation"])
 def test_never_called_healthy_from_15_s_after_the_onset(name: str, window_s: float | None, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import captures
 import pytest
 from device_pages import dcgm
-from local_http import answering
+from local_http import answering, serving_aside
 from process_tree import children, gone
 from serving import PHASEWISE, Served, phasewise, serving
 from shared_data import shared_path
@@ -91,6 +90,7 @@ def _send_when_ready(served: Served, body: bytes) -> None:
             time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as served:
         parts = children(served.process.pid)
@@ -127,6 +127,7 @@ def test_a_directory_without_permission_is_one_line(tmp_path: Path) -> None:
     assert "--data" in done.stderr
 
 
+@pytest.mark.slow
 def test_files_give_the_same_verdict_through_a_server_and_without_one(tmp_path: Path) -> None:
     recording = load("vllm-overload")
     lines = [
@@ -170,6 +171,7 @@ def test_files_are_imported_without_a_server(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["counts"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_scraped_is_seen(tmp_path: Path) -> None:
     page = next(event.text for event in load("vllm-overload").events if isinstance(event, Scrape)).encode()
 
@@ -182,13 +184,12 @@ def test_an_engine_that_is_scraped_is_seen(tmp_path: Path) -> None:
         def log_message(self, *_: object) -> None:
             """Silence."""
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metrics) as engine:
-        threading.Thread(target=engine.serve_forever, daemon=True).start()
+    engine = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
+    with serving_aside(engine):
         url = f"http://127.0.0.1:{engine.server_port}/metrics"
         with serving(tmp_path / "data", "--scrape", url) as served:
             assert wait_for(lambda: served.get("/api/v1/health")["samples"] >= 2)
             assert phasewise("doctor", "--data", served.data, "--scrape", url).returncode == 0
-        engine.shutdown()
     done = phasewise(
         "doctor",
         "--data",

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable
 
 import engine_picture as picture
+import pytest
 
 SEEDS = (11, 23, 37, 59, 83)
 
@@ -28,6 +29,7 @@ def test_continuous_batching_fills_the_seats_a_static_batch_leaves_empty() -> No
     holds_mostly(claim)
 
 
+@pytest.mark.slow
 def test_a_large_batch_serves_more_and_later_and_pools_win_the_tail_back() -> None:
     def claim(seed: int) -> bool:
         small, large, pools = picture.large_batch_against_pools(seed)
@@ -41,6 +43,7 @@ def test_a_large_batch_serves_more_and_later_and_pools_win_the_tail_back() -> No
     holds_mostly(claim)
 
 
+@pytest.mark.slow
 def test_admission_control_bounds_the_tail_of_an_overload_that_looks_busy() -> None:
     def claim(seed: int) -> bool:
         unbounded, admitted = picture.unbounded_queue_against_admission(seed)
@@ -66,6 +69,7 @@ def test_a_longer_window_serves_more_in_the_same_busy_time_and_answers_later() -
     holds_mostly(claim)
 
 
+@pytest.mark.slow
 def test_pages_hold_more_sequences_than_ranges_of_the_longest_length() -> None:
     def claim(seed: int) -> bool:
         contiguous, paged = picture.paged_against_contiguous(seed)

@@ -8,13 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_workloads import cancels, configs, requests
 from scheduling import Driver, Trace
+from thorough import examples
 
 from phasewise.instrumented_engine.config import EngineConfig
 from phasewise.instrumented_engine.sequence import RequestSpec, Sequence
 from phasewise.instrumented_engine.telemetry import DECODE
 
 runs = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

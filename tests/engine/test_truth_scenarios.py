@@ -130,7 +130,7 @@ def test_there_are_fourteen_families_five_accelerators_and_four_models() -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("workloads", [None, "traces"])
+@pytest.mark.parametrize("workloads", [None, pytest.param("traces", marks=pytest.mark.slow)])
 def test_every_family_draws_runs_and_is_labelled(family: str, workloads: str | None) -> None:
     """From the traces where they are, and from their quantiles alone."""
     folder = None if workloads is None else shared_path("workloads")
@@ -167,7 +167,7 @@ print(told.hexdigest())
 """
 
 
-@pytest.mark.parametrize("workloads", [None, "traces"])
+@pytest.mark.parametrize("workloads", [None, pytest.param("traces", marks=pytest.mark.slow)])
 def test_the_same_seed_gives_the_same_labels_in_any_process(workloads: str | None) -> None:
     """To the last digit, whatever the order of sets is there, and in whatever order families were drawn before."""
     folder = "" if workloads is None else str(shared_path("workloads"))

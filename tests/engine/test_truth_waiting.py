@@ -56,7 +56,10 @@ def test_a_seat_that_serves_no_more_is_capacity() -> None:
     assert truth.windows["ttft"].cause == "queue.capacity"
 
 
-@pytest.mark.parametrize(("law", "cause"), [(CONSTANT, "queue.slots"), (PER_TOKEN, "queue.capacity")])
+@pytest.mark.parametrize(
+    ("law", "cause"),
+    [(CONSTANT, "queue.slots"), pytest.param(PER_TOKEN, "queue.capacity", marks=pytest.mark.slow)],
+)
 def test_poisson_queue_with_exponential_service_waits_as_long_as_theory_says(law: PartsLaw, cause: str) -> None:
     """M/M/1: mean wait rho / (1 - rho) * s within the 99 % interval of independent runs.
 

@@ -131,6 +131,7 @@ def settled(folder: Path, order: Sequence[tuple[float, Span]]) -> dict[str, list
         return story(b)
 
 
+@pytest.mark.slow
 def test_late_and_shuffled_spans_end_in_the_same_rows(tmp_path: Path) -> None:
     """F12: children before parents, delays from nothing to two days."""
     random.seed(7)
