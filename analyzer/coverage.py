@@ -11,13 +11,13 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add, sub
 
 import numpy as np
 import polars as pl
 
-from phasewise.analyzer.frames import where
+from phasewise.analyzer.ended import Ended, EndedRows, Stretch, Whose
 from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.statistics import floats, rounded
@@ -32,7 +32,6 @@ UNSEEN_RATIO = 0.05  # of the requests in strata without a span: from here on no
 UNEVEN_Z = 4.0  # standard deviations from an even sample
 TAIL_RATIO = 1.5  # slow requests kept that much more often than fast ones
 ARRIVING_NS = 10 * 10**9  # senders hold spans back for some seconds
-NOT_FINISHED = ["aborted", "refused"]
 TIME_PARTS = 10
 LEAST_EXPECTED = 5.0  # a stratum with fewer expected spans is tested together with its neighbour
 
@@ -136,19 +135,22 @@ class Sampling:
 UNKNOWN = Sampling("unknown")
 
 
-def sampling_of(rows: pl.DataFrame, replicas: Sequence[Replica], window: Window, now_unix_ns: int) -> Sampling:
-    """Coverage of a window by spans. rows: served calls of the window; replicas: those of the window, also scraped ones
+def sampling_of(ended: Ended, replicas: Sequence[Replica], window: Window, now_unix_ns: int) -> Sampling:
+    """Coverage of a window by spans. ended: calls of the window that were answered; replicas: those of the window, also scraped ones
     without spans."""
-    ended = where(rows, ~pl.col("outcome").fill_null("ok").is_in(NOT_FINISHED))
     parts = [
         part
         for replica in replicas
-        if replica.has_spans and (part := _part(replica.own(ended), replica.counters, window, now_unix_ns)) is not None
+        if replica.has_spans and (part := _part(ended, _of(replica), replica.counters, window, now_unix_ns)) is not None
     ]
     joined = bool(parts)
     if not parts:
         parts = _of_deployments(ended, replicas, window, now_unix_ns)
-    return replace_joined(_judged(parts), joined)
+    return replace_joined(_judged(parts, ended), joined)
+
+
+def _of(replica: Replica) -> Whose:
+    return Whose("instance", (replica.instance, *replica.members))
 
 
 def replace_joined(found: Sampling, joined: bool) -> Sampling:
@@ -159,20 +161,19 @@ def partly_seen(rows: pl.DataFrame, samples: pl.DataFrame) -> bool:
     """Whether clearly fewer requests of one replica sent spans than its counter finished; False where nothing counts them."""
     if "finished" not in samples.columns or len(samples) - samples["finished"].null_count() < 2:
         return False
-    told = rows.select("outcome", "finished_unix_ns")
-    ended = told.filter(~pl.col("outcome").fill_null("ok").is_in(NOT_FINISHED))
-    first, newest = ended["finished_unix_ns"].min(), ended["finished_unix_ns"].max()
-    if not isinstance(first, int) or not isinstance(newest, int):
+    ended = EndedRows(rows)
+    first, newest = ended.oldest_unix_ns(), ended.newest_unix_ns(None)
+    if first is None or newest is None:
         return False
-    part = _part(ended, samples, Window(first, newest + 1), newest, shapes=False)
-    return part is not None and _judged([part]).is_partial
+    part = _part(ended, None, samples, Window(first, newest + 1), newest, shapes=False)
+    return part is not None and _judged([part], ended).is_partial
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One replica between two of its scrapes: requests it counted, and the rows that ended in between."""
+    """One replica between two of its scrapes: requests it counted, and which rows ended in between (None: those of another part)."""
 
-    rows: pl.DataFrame
+    stretch: Stretch | None
     times: Floats  # of the scrapes
     finished: Floats  # counted since the first of them
     edges: tuple[float, ...]
@@ -180,11 +181,11 @@ class _Part:
 
 
 def _part(
-    rows: pl.DataFrame, samples: pl.DataFrame, window: Window, now_unix_ns: int, *, shapes: bool = True
+    ended: Ended, whose: Whose | None, samples: pl.DataFrame, window: Window, now_unix_ns: int, *, shapes: bool = True
 ) -> _Part | None:
-    """shapes: whether histograms are wanted."""
-    newest = rows["finished_unix_ns"].max()
-    if not isinstance(newest, int):
+    """whose: None where all requests are of one replica; shapes: whether histograms are wanted."""
+    newest = ended.newest_unix_ns(whose)
+    if newest is None:
         return None
     until = min(window.to_unix_ns - 1, newest, now_unix_ns - ARRIVING_NS)
     inside = samples.filter(
@@ -196,11 +197,10 @@ def _part(
     values = floats(inside, "finished")
     steps = np.diff(values, prepend=values[0])
     steps = np.where(steps < 0, values, steps)  # a counter that falls began again
-    first, last = inside["unix_ns"][0], inside["unix_ns"][-1]
-    own = rows.filter(pl.col("finished_unix_ns").is_between(first, last, closed="right"))
+    stretch = Stretch(whose, inside["unix_ns"][0], inside["unix_ns"][-1])
     restarts = np.flatnonzero(np.diff(values) < 0) + 1
     edges, counted = _histogram(inside, restarts) if shapes else ((), np.empty(0))
-    return _Part(own, times, np.cumsum(steps), edges, counted)
+    return _Part(stretch, times, np.cumsum(steps), edges, counted)
 
 
 def _histogram(
@@ -231,32 +231,31 @@ def _shape(text: str | None) -> Shape | None:
     return dict(zip(edges, told["count"], strict=True))
 
 
-def _of_deployments(ended: pl.DataFrame, replicas: Sequence[Replica], window: Window, now_unix_ns: int) -> list[_Part]:
+def _of_deployments(ended: Ended, replicas: Sequence[Replica], window: Window, now_unix_ns: int) -> list[_Part]:
     """Where no replica's spans are joined to counters: all spans of an engine against all of its scraped processes together."""
     parts = []
-    for engine in ended["engine"].drop_nulls().unique().sort().to_list():
-        own = where(ended, pl.col("engine") == engine)
+    for engine in ended.engines():
+        own = Whose("engine", (engine,))
         scraped = [replica for replica in replicas if not replica.has_spans and replica.engine == engine]
         for place, replica in enumerate(scraped):
-            part = _part(own, replica.counters, window, now_unix_ns)
+            part = _part(ended, own, replica.counters, window, now_unix_ns)
             if part is None:
                 return []  # one that cannot be counted: the sum would be too small
-            parts.append(part if place == 0 else _Part(own.clear(), *_counted(part)))
+            parts.append(part if place == 0 else replace(part, stretch=None))
     return parts
 
 
-def _counted(part: _Part) -> tuple[Floats, Floats, tuple[float, ...], Floats]:
-    return part.times, part.finished, part.edges, part.by_latency
-
-
-def _judged(parts: Sequence[_Part]) -> Sampling:
+def _judged(parts: Sequence[_Part], ended: Ended) -> Sampling:
     counted = float(sum(part.finished[-1] for part in parts))
-    seen = sum(len(part.rows) for part in parts)
-    if counted < LEAST_COUNTED or seen > counted * MORE_RATIO + LEAST_MISSING:
+    if counted < LEAST_COUNTED:
+        return UNKNOWN
+    stretches = [part.stretch for part in parts if part.stretch is not None]
+    seen = ended.count(stretches)
+    if seen > counted * MORE_RATIO + LEAST_MISSING:
         return UNKNOWN
     if seen >= PARTIAL_RATIO * counted or counted - seen < LEAST_MISSING:
         return Sampling("whole", counted, seen)
-    latency, time = _latency_strata(parts), _time_strata(parts)
+    latency, time = _latency_strata(parts, ended, stretches), _time_strata(parts, ended, stretches)
     if _uneven_z(latency) > UNEVEN_Z:
         return Sampling("tail" if _keeps_slow(latency) else "uneven", counted, seen, "latency", latency)
     if _uneven_z(time) > UNEVEN_Z:
@@ -264,17 +263,16 @@ def _judged(parts: Sequence[_Part]) -> Sampling:
     return Sampling("head", counted, seen)
 
 
-def _latency_strata(parts: Sequence[_Part]) -> tuple[Stratum, ...]:
+def _latency_strata(parts: Sequence[_Part], ended: Ended, stretches: Sequence[Stretch]) -> tuple[Stratum, ...]:
     edges = parts[0].edges
     if not edges or any(part.edges != edges for part in parts):
         return ()
-    values = np.concatenate([floats(part.rows, "e2e_s") for part in parts])
-    seen = _seen(values, np.array(edges))
+    seen = ended.up_to("e2e_s", stretches, np.array(edges))
     counted = sum((part.by_latency for part in parts), start=np.zeros(len(edges)))
     return tuple(Stratum(*one) for one in zip(edges, counted.tolist(), seen, strict=True))
 
 
-def _time_strata(parts: Sequence[_Part]) -> tuple[Stratum, ...]:
+def _time_strata(parts: Sequence[_Part], ended: Ended, stretches: Sequence[Stretch]) -> tuple[Stratum, ...]:
     low, high = max(part.times[0] for part in parts), min(part.times[-1] for part in parts)
     if high <= low:
         return ()
@@ -285,19 +283,10 @@ def _time_strata(parts: Sequence[_Part]) -> tuple[Stratum, ...]:
         at = np.searchsorted(part.times, edges, side="right") - 1
         counted += np.diff(part.finished[at])
         edges = part.times[at] if len(parts) == 1 else edges
-    values = np.concatenate([floats(part.rows, "finished_unix_ns") for part in parts])
-    seen = _seen(values[values > edges[0]], edges[1:])
+    seen = ended.up_to("finished_unix_ns", stretches, edges[1:], above=float(edges[0]))
     return tuple(
         Stratum(float(upper), count, got) for upper, count, got in zip(edges[1:], counted.tolist(), seen, strict=True)
     )
-
-
-def _seen(values: Floats, edges: Floats) -> list[int]:
-    """How many values lie at or below each edge and above the one before."""
-    known = values[np.isfinite(values)]
-    place = np.searchsorted(edges, known, side="left")
-    found: list[int] = np.bincount(place[place < len(edges)], minlength=len(edges)).tolist()
-    return found
 
 
 def _uneven_z(strata: Sequence[Stratum]) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from phasewise.analyzer.attribution import read_samples
-from phasewise.analyzer.intervals import Floats, Steps, level
+from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.queueing import Samples, sampled_reasons, slot_limit
 from phasewise.analyzer.replicas import LIVE_NS, Replica
 from phasewise.analyzer.scene import STALE_NS, Scene
@@ -83,12 +83,12 @@ def _of_replica(replica: Replica, scene: Scene) -> InFlight | None:
     if live and min(scene.now_unix_ns, scene.window.to_unix_ns) - newest > STALE_NS:
         return None
     # Without a single span the samples are all there is of the window, not only of its end.
-    origin = end - LIVE_NS if len(scene.requests) else max(end - LIVE_NS * 60, scene.window.from_unix_ns)
+    origin = end - LIVE_NS if scene.sums.count else max(end - LIVE_NS * 60, scene.window.from_unix_ns)
     whole = read_samples(frame.filter(frame["unix_ns"] <= end), origin)
     if not len(whole) or whole.time[-1] < 0:
         return None
     recent = _cut(whole, 0.0)
-    slots = slot_limit(replica.settings, whole, _running(replica, scene, origin), None)
+    slots = slot_limit(replica.settings, whole, scene.traffic.running(replica, origin), None)
     reasons = sampled_reasons(recent, slots)
     weight = _weights(recent.time)
     waiting = np.nan_to_num(recent.waiting)
@@ -130,18 +130,6 @@ def _steps_last(frame: pl.DataFrame, until_unix_ns: int) -> bool:
     """The newest sample up to a moment is a step."""
     before = frame.filter(frame["unix_ns"] <= until_unix_ns)
     return len(before) > 0 and before["source"][-1] == STEPS
-
-
-def _running(replica: Replica, scene: Scene, origin_unix_ns: int) -> Steps | None:
-    """Running sequences as the spans of finished requests tell: how many ran at once at some time before."""
-    rows = replica.own(scene.requests)
-    if rows.is_empty():
-        return None
-    start, end = (
-        ((rows[name] - origin_unix_ns) / 1e9).cast(pl.Float64).fill_null(float("nan")).to_numpy()
-        for name in ("scheduled_unix_ns", "finished_unix_ns")
-    )
-    return level(start, end)
 
 
 def _cut(samples: Samples, start: float) -> Samples:

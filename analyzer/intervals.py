@@ -16,12 +16,13 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.intp]
+SHORTEST_S = 1e-10
 SORTED_FROM = 4096  # so many moments are looked up faster in order, sorting included
 
 
 def valid(start: Floats, end: Floats) -> Bools:
-    """Which intervals are known and not empty."""
-    return np.isfinite(start) & np.isfinite(end) & (end > start)
+    """Which intervals are known and not empty. Moments are told in nanoseconds: what is shorter is left of a sum, and no length to divide by."""
+    return np.isfinite(start) & np.isfinite(end) & (end - start > SHORTEST_S)
 
 
 def or_zero(values: Floats) -> Floats:

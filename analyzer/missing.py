@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from phasewise.analyzer.findings import Finding
-from phasewise.analyzer.outside import outside_s
 from phasewise.analyzer.scene import Scene
 from phasewise.analyzer.signals import Value
 
@@ -56,31 +55,25 @@ def missing_signals(scene: Scene, finding: Finding, signals: dict[str, Value]) -
         found["replica_names"] = apart
     if signals.get("kv_usage_p95_ratio") is None:
         found["engine_metrics"] = "without KV use and waiting requests, a full slot limit and a full KV pool look alike"
-    elif finding.affected["missing_signals"].str.contains("wait_reason").fill_null(False).any():
+    elif finding.sums.unknown_waits:
         found["wait_reason"] = "part of the waiting could not be told apart"
-    if len(scene.requests) and scene.requests["cached_tokens"].null_count() == len(scene.requests):
+    count, told = scene.sums.count, scene.sums.told
+    if count and not told["cached_tokens"]:
         found["cached_tokens"] = "the cache hit of single requests is unknown"
-    if len(scene.requests) and scene.requests["model"].null_count() == len(scene.requests):
+    if count and not told["model"]:
         found["model"] = "weight and KV bytes follow from the model's shape"
-    if (dropped := _dropped(scene)) > 0:
-        found["span_attributes"] = (
-            f"{dropped:,} of {len(scene.requests):,} requests lost attributes before they were sent"
-        )
-    if finding.cause == "host" and (front_s := outside_s(finding.affected).get("host", 0.0)) > 0:
+    if (dropped := scene.sums.dropped) > 0:
+        found["span_attributes"] = f"{dropped:,} of {count:,} requests lost attributes before they were sent"
+    if finding.cause == "host" and (front_s := finding.sums.outside_s().get("host", 0.0)) > 0:
         found["frontend_spans"] = (
             f"{front_s:.3g} s of the affected requests pass in front of the engine, and no span tells what for"
         )
-    if signals.get("device_kind") is None and len(scene.requests):
+    if signals.get("device_kind") is None and count:
         found["accelerator"] = "the achieved share of its peaks is unknown"
-    if len(scene.requests) and scene.requests["entry_e2e_s"].null_count() == len(scene.requests):
+    if count and not told["entry_e2e_s"]:
         worst = _ttft_text(scene)
         found["client_boundary"] = f"user-visible TTFT unknown{worst}"
     return [{"signal": name, "how": HOW[name], "why": why} for name, why in found.items()]
-
-
-def _dropped(scene: Scene) -> int:
-    """Requests whose sender says that it dropped attributes of their spans."""
-    return int(scene.requests["quality"].str.contains('"attributes_dropped"', literal=True).fill_null(False).sum())
 
 
 def _apart(scene: Scene) -> str | None:

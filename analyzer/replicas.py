@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 import polars as pl
 
+from phasewise.analyzer.draw import Drawn
 from phasewise.analyzer.filters import SERVED, conditions
-from phasewise.analyzer.frames import where
+from phasewise.analyzer.scrapes import read_scrapes
 from phasewise.analyzer.step_samples import of_instances, read_step_samples, with_idle_scrapes
 from phasewise.analyzer.window import Filter, Window
 from phasewise.collector.context import Setting
@@ -48,26 +49,21 @@ class Replica:
         """The samples whose counters are the engine's own: steps count no prefix hits, and nobody who was turned away."""
         return self.samples if self.scrapes is None or self.scrapes.is_empty() else self.scrapes
 
-    def own(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows of requests that this replica served."""
-        return where(rows, pl.col("instance").is_in([self.instance, *self.members]))
-
 
 def read_replicas(
     store: Reader, window: Window, filters: Sequence[Filter], served: pl.DataFrame
-) -> tuple[tuple[Replica, ...], tuple[str, ...]]:
-    """Replicas with requests in the window, then scraped engines without; and the scrapes that nobody's spans claim."""
+) -> tuple[tuple[Replica, ...], tuple[str, ...], Drawn | None]:
+    """Replicas with requests in the window, then scraped engines without; the scrapes that nobody's spans claim; and how many scrapes
+    were read, where that is not all. served: rows with the instances and engines of the requests, the earliest first."""
     instances = list(store.query("SELECT * FROM instances").iter_rows(named=True))
     low, high = window.from_unix_ns - LIVE_NS, min(window.to_unix_ns, FAR_NS) + LIVE_NS
-    samples = store.query(
-        "SELECT * FROM engine_samples WHERE unix_ns >= ? AND unix_ns < ? ORDER BY instance, unix_ns", (low, high)
-    )
+    samples, drawn = read_scrapes(store, window, low, high)
     stepped = read_step_samples(store, low, high)
     narrowed = _narrowed(store, filters)
     found = _with_spans(served, samples, stepped, instances, window)
     found += _only_steps(samples, stepped, instances, _names(found), narrowed, window)
     scraped, alone = _without_spans(samples, instances, _names(found), narrowed, window)
-    return (*found, *scraped), alone
+    return (*found, *scraped), alone, drawn
 
 
 def _names(replicas: Sequence[Replica]) -> set[str]:

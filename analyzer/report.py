@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
@@ -11,18 +10,19 @@ import polars as pl
 
 from phasewise.analyzer.confidence import confidence
 from phasewise.analyzer.device_evidence import device_evidence
+from phasewise.analyzer.draw import Drawn
 from phasewise.analyzer.evidence import Evidence, gather
 from phasewise.analyzer.explain import request_report
 from phasewise.analyzer.findings import (
     Finding,
     decide,
-    seconds_by_cause,
     shape_matched,
     shares_of,
     weighed,
 )
 from phasewise.analyzer.frames import where
 from phasewise.analyzer.inflight import InFlight, in_flight
+from phasewise.analyzer.latencies import client_statistics, engine_statistics
 from phasewise.analyzer.machine import machine, typical_model
 from phasewise.analyzer.matching import Situation, match
 from phasewise.analyzer.missing import missing_signals
@@ -31,19 +31,17 @@ from phasewise.analyzer.replicas import Reader
 from phasewise.analyzer.rooflines import judge_phases, judgement_json
 from phasewise.analyzer.scene import Scene, read_scene
 from phasewise.analyzer.signals import merged_settings, window_signals
-from phasewise.analyzer.statistics import floats, rounded, summary
+from phasewise.analyzer.slow_set import SlowSet, slow_set
+from phasewise.analyzer.statistics import floats, rounded
+from phasewise.analyzer.sums import seconds_by_cause
+from phasewise.analyzer.whole import EXAMPLES
 from phasewise.analyzer.window import Filter, Objective, Window
-from phasewise.analyzer.wording import counted, headline, held_back_sentence, sampling_sentence
+from phasewise.analyzer.wording import counted, drawn_sentence, headline, held_back_sentence, sampling_sentence
 from phasewise.collector.context import Setting
 from phasewise.rules.load import Rulebook
 from phasewise.rules.vocabulary import CAUSES
 
-EXAMPLES = 5
 SLOWER_RATIO = 1.5  # over a matched baseline: worth a word, whatever the status
-_ENGINE_COLUMNS = {
-    "ttft": "ttft_s", "queue": "queue_s", "context": "context_s", "prefill": "prefill_s", "decode": "decode_s",
-    "e2e": "e2e_s", "tpot": "tpot_s",
-}  # fmt: skip
 
 
 def window_verdict(
@@ -56,17 +54,16 @@ def window_verdict(
     now_unix_ns: int,
 ) -> dict[str, object]:
     """The verdict of a window as the JSON object of architecture section 8."""
-    return scene_verdict(read_scene(store, window, filters, now_unix_ns), rulebook, slo)
+    return scene_verdict(read_scene(store, window, filters, now_unix_ns, slo), rulebook, slo)
 
 
 def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = ()) -> dict[str, object]:
-    """The same from a scene: pure."""
+    """The same from a scene, read by the same objectives: pure."""
     flight = in_flight(scene)
-    # A row that was stored before its attribution has its time booked to nothing yet: it cannot say what is slow.
-    first = decide(where(scene.requests, pl.col("revision").is_not_null()), slo, flight, scene.sampling)
-    signals = window_signals(scene, first.affected, rulebook)
+    first = decide(_slow_set(scene, slo), scene.sums, flight)
+    signals = window_signals(scene, first.affected, first.sums, rulebook)
     shares = _judged_shares(first, flight)
-    stated = not first.live and bool(first.affected["first_causes"].is_not_null().any())
+    stated = not first.live and first.sums.stepped > 0
     evidence = [*gather(signals, shares, flight, stated=stated), *device_evidence(scene.devices)]
     finding = weighed(first, evidence)
     signals["objective_metric"] = finding.objective.metric if finding.objective and finding.over_limit else None
@@ -86,20 +83,21 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
     matched = match(situation, rulebook)
     recommend = matched.recommend if finding.status != "unknown" else []
     weights = scene.sampling.row_weights(scene.requests)
-    whole = seconds_by_cause(scene.requests, weights)
-    measured = np.nan_to_num(floats(scene.requests, "measured_s"))
-    known = float((measured if weights is None else measured * weights).sum())
+    whole, known = scene.sums.seconds, scene.sums.measured_s
+    if weights is not None:
+        whole = seconds_by_cause(scene.requests, weights)
+        known = float((np.nan_to_num(floats(scene.requests, "measured_s")) * weights).sum())
     total = sum(whole.values())
     verdict: dict[str, object] = {
         "status": finding.status,
         "objective": _objective_text(finding),
         "window": {"from_unix_ns": scene.window.from_unix_ns, "to_unix_ns": scene.window.to_unix_ns},
-        "requests": len(scene.requests),
+        "requests": scene.sums.count,
         "refused": scene.refused,
         "aborted": scene.aborted,
         "open": flight.open,
-        "provisional": int((~scene.requests["final"].fill_null(False)).sum()),
-        "unattributed": _unattributed(scene),
+        "provisional": scene.sums.provisional,
+        "unattributed": scene.sums.unattributed,
         "affected": _affected(scene, finding),
         "baseline": _baseline(scene, finding),
         "primary": finding.primary,
@@ -117,8 +115,8 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
         "missing": missing_signals(scene, finding, signals),
         "verify": _verify(finding, recommend, rulebook),
         "stage": _stage(finding, recommend),
-        "examples": _examples(finding),
-        "statistics": {"engine": _engine_statistics(scene), "client": _client_statistics(scene)},
+        "examples": _examples(scene, finding),
+        "statistics": {"engine": engine_statistics(scene), "client": client_statistics(scene)},
         "phase_shares": _phase_shares(scene),
         "roofline": _roofline(scene, settings, rulebook),
         "signals": {name: rounded(v) if isinstance(v, float) else v for name, v in signals.items() if v is not None},
@@ -129,6 +127,7 @@ def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = (
             "analyzer": analyzer_version(),
             "coverage": rounded(scene.sampling.known_ratio(finding.phase_ratio)),
             "sampling": scene.sampling.json(),
+            "drawn": _drawn(scene),
             "aborted": {"estimated": scene.estimated_aborted, "source": "HTTP 2xx answers less finished requests"}
             if scene.estimated_aborted
             else None,
@@ -151,9 +150,22 @@ def analyzer_version() -> str:
         return "unknown"
 
 
-def _unattributed(scene: Scene) -> int:
-    """Rows that are stored and wait for their attribution: a second or two, longer where the machine is busy."""
-    return int(scene.requests["revision"].null_count())
+def _slow_set(scene: Scene, slo: Sequence[Objective]) -> SlowSet:
+    if scene.whole is not None:
+        assert scene.whole.objectives == tuple(slo)
+        return scene.whole.slow
+    # A row that was stored before its attribution has its time booked to nothing yet: it cannot say what is slow.
+    return slow_set(where(scene.requests, pl.col("revision").is_not_null()), slo, scene.sampling)
+
+
+def _drawn(scene: Scene) -> dict[str, object] | None:
+    """How many requests of the window, of the time before, and scrapes were read, where that is not all of them."""
+    parts = {"baseline": scene.drawn_before, "scrapes": scene.drawn_scrapes}
+    if scene.drawn is None and not any(parts.values()):
+        return None
+    own = scene.drawn or Drawn(scene.sums.count, scene.sums.count)
+    others = {name: None if one is None else one.json() for name, one in parts.items()}
+    return own.json() | {"by": "request_key"} | others
 
 
 def _judged_shares(finding: Finding, flight: InFlight) -> dict[str, float]:
@@ -184,14 +196,14 @@ def _objective_text(finding: Finding) -> dict[str, object]:
 
 
 def _affected(scene: Scene, finding: Finding) -> dict[str, object]:
-    matching = int((finding.affected["primary_class"] == finding.primary).sum()) if len(finding.affected) else 0
+    count = finding.sums.count
     slo = finding.objective.text if finding.objective is not None and finding.over_limit else None
     return {
-        "count": len(finding.affected),
-        "of": len(scene.requests),
-        "slo": slo or ("slowest tenth by end-to-end time" if len(finding.affected) else None),
+        "count": count,
+        "of": scene.sums.count,
+        "slo": slo or ("slowest tenth by end-to-end time" if count else None),
         "over_limit": finding.over_limit,
-        "matching": matching,
+        "matching": finding.sums.by_class[finding.primary],
     }
 
 
@@ -203,16 +215,16 @@ def _baseline(scene: Scene, finding: Finding) -> dict[str, object] | None:
         "from": scene.baseline.from_unix_ns,
         "to": scene.baseline.to_unix_ns,
         "matched": matched,
-        "requests": len(scene.before),
+        "requests": len(scene.before) if scene.drawn_before is None else scene.drawn_before.of,
         "e2e_p50_s": rounded(e2e),
     }
 
 
 def _confidence(scene: Scene, finding: Finding, evidence: Sequence[Evidence], flight: InFlight) -> dict[str, object]:
-    matching = int((finding.affected["primary_class"] == finding.primary).sum()) if len(finding.affected) else 0
+    matching = finding.sums.by_class[finding.primary]
     if finding.over_limit is None:
         # Without an objective the slow set is a tenth by construction: every request of that class is a witness.
-        matching = max(matching, int((scene.requests["primary_class"] == finding.primary).sum()))
+        matching = max(matching, scene.sums.by_class[finding.primary])
     return confidence(
         finding.primary,
         evidence,
@@ -293,12 +305,12 @@ def _stage(finding: Finding, recommend: Sequence[object]) -> str:
     return "chosen" if recommend else "caused"
 
 
-def _examples(finding: Finding) -> list[dict[str, object]]:
-    rows = finding.affected
+def _examples(scene: Scene, finding: Finding) -> list[dict[str, object]]:
+    rows = finding.affected if scene.whole is None else scene.whole.examples
     if finding.primary != "inconclusive" and len(rows):
         fits = where(rows, pl.col("primary_class") == finding.primary)
         rows = fits if len(fits) else rows
-    chosen = rows.sort(["e2e_s", "request_key"], descending=[True, False]).head(EXAMPLES)
+    chosen = rows.sort("e2e_s", "request_key", descending=[True, False], nulls_last=True).head(EXAMPLES)
     return [
         {
             "request_key": row["request_key"],
@@ -310,43 +322,15 @@ def _examples(finding: Finding) -> list[dict[str, object]]:
     ]
 
 
-def _engine_statistics(scene: Scene) -> dict[str, object]:
-    weights = scene.sampling.row_weights(scene.requests)
-    return {name: summary(floats(scene.requests, column), weights) for name, column in _ENGINE_COLUMNS.items()}
-
-
-def _client_statistics(scene: Scene) -> dict[str, object] | None:
-    """The same at the client's boundary: its own records, gaps pooled over all requests; None without any."""
-    rows = scene.requests
-    if rows["entry_e2e_s"].null_count() == len(rows):
-        return None
-    answer: dict[str, object] = {
-        "ttft": summary(floats(rows, "entry_ttft_s")),
-        "e2e": summary(floats(rows, "entry_e2e_s")),
-    }
-    gaps = rows["client_gaps"].drop_nulls()
-    if len(gaps):
-        pooled = [value for text in gaps for value in json.loads(text)]
-        answer["itl"] = summary(pooled)
-    between = (pl.col("entry_e2e_s") - pl.col("entry_ttft_s")) / (pl.col("output_tokens") - 1)
-    counted = pl.when(pl.col("output_tokens") > 1).then(between)  # a tool that counts tokens itself states its own
-    answer["tpot"] = summary(
-        rows.select(pl.coalesce("entry_tpot_s", counted).alias("tpot"))["tpot"].drop_nulls().to_numpy()
-    )
-    return answer
-
-
 def _phase_shares(scene: Scene) -> dict[str, float | None]:
     """Phases as shares of end-to-end seconds at the engine; other is what no phase covers."""
-    rows = scene.requests
-    total = float(np.nansum(floats(rows, "e2e_s"))) if len(rows) else 0.0
+    total = scene.sums.e2e_s
     if total <= 0:
         return {}
     found: dict[str, float | None] = {}
     covered = 0.0
-    for phase in ("queue", "context", "prefill", "first_token", "decode", "external"):
-        values = floats(rows, f"{phase}_s")
-        part = float(np.nansum(values)) / total if np.isfinite(values).any() else None
+    for phase, seconds in scene.sums.phases_s.items():
+        part = None if seconds is None else seconds / total
         found[phase] = rounded(part)
         covered += part or 0.0
     found["other"] = rounded(1.0 - covered)
@@ -366,7 +350,7 @@ def _slower_than_before(scene: Scene, finding: Finding) -> list[tuple[str, float
 
 def _notes(scene: Scene, finding: Finding, flight: InFlight) -> list[str]:
     notes = [finding.reason]
-    if waiting := _unattributed(scene):
+    if waiting := scene.sums.unattributed:
         notes.append(
             f"{counted(waiting, 'request')} {'is' if waiting == 1 else 'are'} not attributed yet; the verdict rests on the others"
         )
@@ -387,8 +371,11 @@ def _notes(scene: Scene, finding: Finding, flight: InFlight) -> list[str]:
         )
     if scene.unjoined:
         notes.append("scrapes without a known instance were left out: " + ", ".join(scene.unjoined))
-    clamped = int(scene.requests["clamped"].fill_null(False).sum()) if len(scene.requests) else 0
-    if clamped:
+    if scene.drawn is not None or scene.drawn_before is not None:
+        notes.append(drawn_sentence(scene.drawn, scene.drawn_before))
+    if (scrapes := scene.drawn_scrapes) is not None:
+        notes.append(f"engine metrics rest on {scrapes.count:,} of {scrapes.of:,} scrapes, evenly over the window")
+    if clamped := scene.sums.clamped:
         notes.append(f"cut where phases exceed the end-to-end time within tolerance: {counted(clamped, 'request')}")
     if finding.cause in ("decode.weights", "decode.kv", "decode.compute"):
         notes.append("the roofline locates what bounds decoding; it does not predict each kernel")

@@ -12,11 +12,18 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from phasewise.analyzer.coverage import UNKNOWN, Sampling, sampling_of
+from phasewise.analyzer.crowd import crowd_of, many, read_crowd, served, with_outcome
 from phasewise.analyzer.devices import Devices, devices_in, devices_of
-from phasewise.analyzer.filters import rows_in, sample_conditions
+from phasewise.analyzer.draw import Drawn, are_many, count_rows, drawn_of
+from phasewise.analyzer.ended import NOT_FINISHED, Ended, EndedRows, EndedStored
+from phasewise.analyzer.filters import Condition, rows_in, sample_conditions
 from phasewise.analyzer.frames import where
 from phasewise.analyzer.replicas import LIVE_NS, Reader, Replica, read_replicas
-from phasewise.analyzer.window import Filter, Window
+from phasewise.analyzer.stored_traffic import stored_traffic
+from phasewise.analyzer.sums import RowSums, Sums
+from phasewise.analyzer.traffic import RowTraffic, Traffic
+from phasewise.analyzer.whole import Whole, read_whole
+from phasewise.analyzer.window import Filter, Objective, Window
 from phasewise.collector.watermarks import FUTURE_NS
 from phasewise.rules.vocabulary import CAUSE_COLUMNS
 
@@ -31,15 +38,17 @@ ROW_COLUMNS = (
     " first_token_s decode_s tpot_s external_s entry_e2e_s entry_side entry_before_s entry_ttft_s entry_tpot_s itl_p95_s client_gaps preemptions decode_batch_mean"
     " primary_class cause measured_s clamped missing_signals first_causes quality revision final"
 ).split() + list(CAUSE_COLUMNS)
+_ORDER = ("finished_unix_ns", "request_key")
 _SELECT = f"SELECT {', '.join(ROW_COLUMNS)} FROM requests"
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """requests: served calls; refused, aborted: counts; before: served calls of the baseline window; unjoined: scraped
-    instances that nothing tells whose they are; sampling: how many of the finished requests sent spans; estimated_aborted: of
-    `aborted`, those that only the web server's counter tells of; ended: by replica, how many (running, waiting) of its newest sample had ended
-    before the window did."""
+    """requests: served calls, all of them or (`drawn`) some; refused, aborted: counts; before: served calls of the baseline window, all
+    or (`drawn_before`) some; unjoined: scraped instances that nothing tells whose they are; sampling: how many of the finished requests
+    sent spans; estimated_aborted: of `aborted`, those that only the web server's counter tells of; ended: by replica, how many
+    (running, waiting) of its newest sample had ended before the window did; whole: where `requests` are drawn, what rests on all of
+    them; drawn_scrapes: of the replicas' samples. sums, traffic: of all requests, whether they were read or not."""
 
     window: Window
     requests: pl.DataFrame
@@ -57,32 +66,58 @@ class Scene:
     devices: Devices = ()  # of these replicas
     sampling: Sampling = UNKNOWN
     estimated_aborted: int = 0
+    drawn: Drawn | None = None
+    drawn_before: Drawn | None = None
+    drawn_scrapes: Drawn | None = None
+    whole: Whole | None = None
+    sums: Sums = field(init=False)
+    traffic: Traffic = field(init=False)
+
+    def __post_init__(self) -> None:
+        whole = self.whole
+        object.__setattr__(self, "sums", RowSums(self.requests) if whole is None else whole.sums)
+        object.__setattr__(self, "traffic", RowTraffic(self.requests) if whole is None else whole.traffic)
 
 
-def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_unix_ns: int) -> Scene:
-    """Everything the verdict of a window needs."""
-    chosen = rows_in(window, filters, served=False)
-    asked = f"{_SELECT} WHERE {chosen.sql}"
-    rows = store.query(asked, chosen.parameters, order_by=("finished_unix_ns", "request_key"))
-    served = where(rows, ~pl.col("outcome").fill_null("ok").is_in(["refused", "aborted"]))
-    replicas, unjoined = read_replicas(store, window, filters, served)
-    newest = _newest(served, replicas, now_unix_ns)
+def read_scene(
+    store: Reader, window: Window, filters: Sequence[Filter], now_unix_ns: int, objectives: Sequence[Objective] = ()
+) -> Scene:
+    """Everything the verdict of a window needs, by these objectives. Of many requests some are drawn, and what rests on all of them
+    is asked of the store."""
+    every, rows = rows_in(window, filters, served=False), rows_in(window, filters)
+    until = now_unix_ns + FUTURE_NS
+    if are_many(store, every):
+        crowd = read_crowd(store, every, until)
+        chosen = drawn_of(store, rows, many(served(crowd)))
+        read = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters, order_by=_ORDER)
+    else:
+        read = store.query(f"{_SELECT} WHERE {every.sql}", every.parameters, order_by=_ORDER)
+        crowd, chosen = crowd_of(read, until), rows
+    present = served(crowd)
+    requests = where(read, ~pl.col("outcome").fill_null("ok").is_in(NOT_FINISHED))
+    drawn = None if chosen == rows else Drawn(len(requests), many(present))
+    replicas, unjoined, drawn_scrapes = read_replicas(store, window, filters, present)
+    newest = _newest(present, replicas, until)
     # Counters are of the whole engine: they cannot be asked for a tenant's share.
     countable = replicas if not sample_conditions(filters)[1] else ()
-    told_aborted = turned_away(rows, countable, "aborted", window)
+    told_aborted = turned_away(with_outcome(crowd, "aborted"), countable, "aborted", window)
     given_up = answered_in_vain(countable, window)
-    baseline = _baseline(window, served)
-    before = served.clear()
+    ended: Ended = EndedRows(requests) if drawn is None else EndedStored(store, rows, present)
+    sampling = sampling_of(ended, countable, window, now_unix_ns)
+    baseline = _baseline(window, present)
+    before, drawn_before = requests.clear(), None
     if baseline is not None:
-        earlier = rows_in(baseline, filters)
-        before = store.query(f"{_SELECT} WHERE {earlier.sql}", earlier.parameters)
+        before, drawn_before = _before(store, rows_in(baseline, filters))
+    whole = None
+    if drawn is not None:
+        whole = read_whole(store, rows, requests, stored_traffic(store, rows, present), objectives, sampling)
     return Scene(
         window=window,
-        requests=served,
-        refused=turned_away(rows, countable, "refused", window),
+        requests=requests,
+        refused=turned_away(with_outcome(crowd, "refused"), countable, "refused", window),
         aborted=max(told_aborted, given_up),
         estimated_aborted=max(0, given_up - told_aborted),
-        sampling=sampling_of(served, countable, window, now_unix_ns),
+        sampling=sampling,
         replicas=replicas,
         before=before,
         baseline=baseline if len(before) else None,
@@ -90,14 +125,18 @@ def read_scene(store: Reader, window: Window, filters: Sequence[Filter], now_uni
         newest_unix_ns=newest,
         unjoined=unjoined,
         unmapped_spans=_unmapped(store),
-        facts=_facts(store, served),
+        facts=_facts(store, rows if drawn is not None else requests),
         ended=_ended(store, replicas, window, newest, now_unix_ns),
         devices=devices_of(devices_in(store, window), [replica.instance for replica in replicas]),
+        drawn=drawn,
+        drawn_before=drawn_before,
+        drawn_scrapes=drawn_scrapes,
+        whole=whole,
     )
 
 
-def _baseline(window: Window, served: pl.DataFrame) -> Window | None:
-    first = served["arrival_unix_ns"].min()
+def _baseline(window: Window, present: pl.DataFrame) -> Window | None:
+    first = present["arrival_min_unix_ns"].min()
     if not isinstance(first, int):
         return None
     end = max(window.from_unix_ns, 0)
@@ -106,22 +145,30 @@ def _baseline(window: Window, served: pl.DataFrame) -> Window | None:
     return Window(max(0, end - min(window.to_unix_ns - end, BASELINE_MAX_NS)), end)
 
 
-def turned_away(rows: pl.DataFrame, replicas: Sequence[Replica], outcome: str, window: Window) -> int:
-    """Calls of the window with this outcome (`refused`, `aborted`): those that rows tell of, and what the engines' counters of the
-    same name count beyond them.
+def _before(store: Reader, rows: Condition) -> tuple[pl.DataFrame, Drawn | None]:
+    """The rows of the time before, or a draw of them."""
+    count = count_rows(store, rows)
+    chosen = drawn_of(store, rows, count)
+    found = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters)
+    return found, None if chosen == rows else Drawn(len(found), count)
+
+
+def turned_away(told: Mapping[str | None, int], replicas: Sequence[Replica], outcome: str, window: Window) -> int:
+    """Calls of the window with this outcome (`refused`, `aborted`): those that rows tell of (by instance), and what the engines'
+    counters of the same name count beyond them.
 
     One call may be told by its engine's span, by its client's, and by the counter: it is counted once. Rows of a client, or of an
     engine whose counters nobody joined to it, are taken for calls that only a counter tells of.
     """
-    told = rows.filter(pl.col("outcome") == outcome)
     placed, only_counted = 0, 0
     for replica in replicas:
         if replica.counters[outcome].null_count() == len(replica.counters):
             continue
-        own = len(replica.own(told))
+        own = sum(told.get(name, 0) for name in {replica.instance, *replica.members})
         placed += own
         only_counted += max(0, round(counted_in(replica.counters, outcome, window)) - own)
-    return len(told) + max(0, only_counted - (len(told) - placed))
+    whole = sum(told.values())
+    return whole + max(0, only_counted - (whole - placed))
 
 
 def answered_in_vain(replicas: Sequence[Replica], window: Window) -> int:
@@ -188,10 +235,10 @@ def _ended(
     return {row["replica"]: (row["running"], row["ended"] - row["running"]) for row in counted.iter_rows(named=True)}
 
 
-def _newest(served: pl.DataFrame, replicas: Sequence[Replica], now_unix_ns: int) -> int | None:
-    times = [served["finished_unix_ns"], *(replica.samples["unix_ns"] for replica in replicas)]
+def _newest(present: pl.DataFrame, replicas: Sequence[Replica], until_unix_ns: int) -> int | None:
+    times = [present["finished_now_unix_ns"], *(replica.samples["unix_ns"] for replica in replicas)]
     # A clock that runs ahead says nothing of now: such rows are kept, and flagged.
-    known = [t for one in times if isinstance(t := one.filter(one <= now_unix_ns + FUTURE_NS).max(), int)]
+    known = [t for one in times if isinstance(t := one.filter(one <= until_unix_ns).max(), int)]
     return max(known, default=None)
 
 
@@ -201,11 +248,17 @@ def _unmapped(store: Reader) -> int:
     return int(counted["n"][0])
 
 
-def _facts(store: Reader, served: pl.DataFrame) -> dict[str, object]:
+def _facts(store: Reader, rows: Condition | pl.DataFrame) -> dict[str, object]:
     """What is known of the recordings behind the rows, for the badge: dataset -> facts."""
-    names = served["dataset"].drop_nulls().unique().sort().to_list()
+    if isinstance(rows, Condition):
+        told = store.query(
+            f'SELECT DISTINCT "dataset" FROM "requests" WHERE {rows.sql} AND "dataset" IS NOT NULL', rows.parameters
+        )
+    else:
+        told = rows
+    names = told["dataset"].drop_nulls().unique().sort().to_list()
     if not names:
         return {}
     runs = store.query("SELECT name, facts FROM runs WHERE list_contains(?, name)", (names,))
-    told = {row["name"]: json.loads(row["facts"] or "{}") for row in runs.iter_rows(named=True)}
-    return {name: told.get(name, {}) for name in names}
+    known = {row["name"]: json.loads(row["facts"] or "{}") for row in runs.iter_rows(named=True)}
+    return {name: known.get(name, {}) for name in names}

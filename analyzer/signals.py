@@ -8,8 +8,6 @@ import numpy as np
 import polars as pl
 
 from phasewise.analyzer.attribution import read_samples
-from phasewise.analyzer.frames import where
-from phasewise.analyzer.intervals import level
 from phasewise.analyzer.machine import Machine, machine, typical_model
 from phasewise.analyzer.outside import outside_s
 from phasewise.analyzer.queueing import slot_limit
@@ -17,6 +15,7 @@ from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.rooflines import judge_phases
 from phasewise.analyzer.scene import Scene
 from phasewise.analyzer.statistics import floats, percentile
+from phasewise.analyzer.sums import Sums
 from phasewise.collector.context import Setting
 from phasewise.rules.counting import kv_bytes_per_token
 from phasewise.rules.load import Rulebook
@@ -50,8 +49,9 @@ def merged_settings(replicas: Sequence[Replica]) -> dict[str, Setting]:
     return {name: setting for name, setting in found.items() if name not in differ}
 
 
-def window_signals(scene: Scene, affected: pl.DataFrame, rulebook: Rulebook) -> dict[str, Value]:
-    """Every signal that this window's telemetry tells; the others are None."""
+def window_signals(scene: Scene, affected: pl.DataFrame, sums: Sums, rulebook: Rulebook) -> dict[str, Value]:
+    """Every signal that this window's telemetry tells; the others are None. sums: of all affected requests, also where `affected` are
+    drawn."""
     found: dict[str, Value] = dict.fromkeys(SIGNALS)
     settings = merged_settings(scene.replicas)
     found |= _load(scene)
@@ -59,7 +59,7 @@ def window_signals(scene: Scene, affected: pl.DataFrame, rulebook: Rulebook) -> 
     found |= _memory(scene, settings)
     found |= _prefix(scene, settings)
     found |= _lengths(scene.requests)
-    found |= _phases(scene.requests, affected)
+    found |= _phases(scene.requests, affected, sums)
     found |= _settings(scene, settings)
     built = machine(settings, typical_model(scene.requests), rulebook)
     found |= _device(built, settings)
@@ -75,57 +75,46 @@ def window_signals(scene: Scene, affected: pl.DataFrame, rulebook: Rulebook) -> 
 
 
 def _load(scene: Scene) -> dict[str, Value]:
-    rows = scene.requests
-    found: dict[str, Value] = {"requests_count": float(len(rows)), "replicas_count": float(len(scene.replicas)) or None}
-    if len(rows) < 2:
+    count = scene.sums.count
+    found: dict[str, Value] = {"requests_count": float(count), "replicas_count": float(len(scene.replicas)) or None}
+    if count < 2:
         return found
-    arrival = np.sort(rows["arrival_unix_ns"].to_numpy() / 1e9)
-    end = rows["finished_unix_ns"].to_numpy() / 1e9
-    span = float(end.max() - arrival[0])
-    gaps = np.diff(arrival)
-    found["concurrency_mean"] = (
-        float((end - np.sort(rows["arrival_unix_ns"].to_numpy()) / 1e9).sum()) / span if span else None
-    )
-    found["arrival_rate_per_s"] = (len(rows) - 1) / float(gaps.sum()) if gaps.sum() > 0 else None
-    found["arrival_cv2"] = float(gaps.var() / gaps.mean() ** 2) if gaps.mean() > 0 else None
+    found |= scene.traffic.load
     if scene.sampling.is_partial:  # rates of all requests; how their arrivals cluster, a sample does not tell
-        weights = scene.sampling.weights(rows)
-        lasting = (rows["finished_unix_ns"] - rows["arrival_unix_ns"]).to_numpy() / 1e9
-        found["concurrency_mean"] = float((lasting * weights).sum()) / span if span and scene.sampling.is_fair else None
+        found["concurrency_mean"] = _weighted_concurrency(scene) if scene.sampling.is_fair else None
         ratio = scene.sampling.ratio
         rate = found["arrival_rate_per_s"]
         found["arrival_rate_per_s"] = rate / ratio if isinstance(rate, float) and ratio else None
         found["arrival_cv2"] = None
-    tenants = rows["tenant"].drop_nulls()
-    if len(tenants):
-        found["tenants_count"] = float(tenants.n_unique())
-        by = rows.group_by("tenant").agg(pl.col("input_tokens").sum())["input_tokens"]
-        total = by.sum()
-        top = by.max()
-        found["top_tenant_ratio"] = float(top) / float(total) if total and isinstance(top, int | float) else None
-    classes = rows["request_class"].drop_nulls()
-    found["classes_count"] = float(classes.n_unique()) if len(classes) else None
-    found["offline_ratio"] = int((classes == "offline").sum()) / len(classes) if len(classes) else None
     return found
 
 
-def _all_samples(scene: Scene, column: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    parts = []
-    for replica in scene.replicas:
-        inside = replica.samples.filter(pl.col("unix_ns").is_between(*busy_span(scene, replica)))
-        parts.append(floats(inside, column))
-    joined = np.concatenate(parts) if parts else np.empty(0)
-    return joined[np.isfinite(joined)]
+def _weighted_concurrency(scene: Scene) -> float | None:
+    """Requests in the engines at once, where each row stands for several."""
+    rows = scene.requests
+    arrival, end = rows["arrival_unix_ns"], rows["finished_unix_ns"]
+    span = float((end.to_numpy() / 1e9).max() - (arrival.to_numpy() / 1e9).min())
+    lasting = (end - arrival).to_numpy() / 1e9
+    drawn = scene.sums.count / len(rows)
+    return float((lasting * scene.sampling.weights(rows)).sum()) * drawn / span if span else None
+
+
+def _all_samples(scene: Scene, columns: Sequence[str]) -> list[np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """What the samples of all replicas say of each column while they were busy."""
+    inside = [
+        replica.samples.filter(pl.col("unix_ns").is_between(*busy_span(scene, replica))) for replica in scene.replicas
+    ]
+    joined = [np.concatenate([np.empty(0), *(floats(one, column) for one in inside)]) for column in columns]
+    return [values[np.isfinite(values)] for values in joined]
 
 
 def busy_span(scene: Scene, replica: Replica) -> tuple[int, int]:
     """First arrival to last end of the replica's requests in the window; without requests the window itself."""
-    rows = replica.own(scene.requests)
-    low, high = scene.window.from_unix_ns, min(scene.window.to_unix_ns, 2**62)
-    first, last = rows["arrival_unix_ns"].min(), rows["finished_unix_ns"].max()
-    if isinstance(first, int) and isinstance(last, int):
+    span = scene.traffic.span_unix_ns(replica)
+    if span is not None:
+        first, last = span
         return first, max(last, replica_end(replica, last))
-    return low, high
+    return scene.window.from_unix_ns, min(scene.window.to_unix_ns, 2**62)
 
 
 def replica_end(replica: Replica, last: int) -> int:
@@ -136,19 +125,17 @@ def replica_end(replica: Replica, last: int) -> int:
 
 
 def _slots(scene: Scene) -> dict[str, Value]:
-    running, waiting = _all_samples(scene, "running"), _all_samples(scene, "waiting")
+    running, waiting = _all_samples(scene, ("running", "waiting"))
     found: dict[str, Value] = {}
     for name, values in (("running", running), ("waiting", waiting)):
         if len(values):
             found[f"{name}_mean"], found[f"{name}_max"] = float(values.mean()), float(values.max())
     limits, full, used = [], [], []
     for replica in scene.replicas:
-        rows = replica.own(scene.requests)
         origin = scene.window.from_unix_ns
         samples = read_samples(replica.samples, origin)
-        busy = level(*(((rows[c] - origin) / 1e9).cast(pl.Float64).fill_null(float("nan")).to_numpy() for c in ("scheduled_unix_ns", "finished_unix_ns")))  # fmt: skip
-        waits = level(*(((rows[c] - origin) / 1e9).cast(pl.Float64).fill_null(float("nan")).to_numpy() for c in ("queued_unix_ns", "scheduled_unix_ns")))  # fmt: skip
-        limit = slot_limit(replica.settings, samples, busy if len(rows) else None, waits if len(rows) else None)
+        busy, waits = scene.traffic.running(replica, origin), scene.traffic.waiting(replica, origin)
+        limit = slot_limit(replica.settings, samples, busy, waits)
         if limit.value is not None:
             limits.append(limit.value)
             # Idle time before and after the load would hide how full the slots were under it.
@@ -164,26 +151,23 @@ def _slots(scene: Scene) -> dict[str, Value]:
 
 
 def _memory(scene: Scene, settings: Mapping[str, Setting]) -> dict[str, Value]:
-    usage = _all_samples(scene, "kv_usage_ratio")
+    (usage,) = _all_samples(scene, ("kv_usage_ratio",))
     found: dict[str, Value] = {}
     if len(usage):
         found["kv_usage_p95_ratio"], found["kv_usage_max_ratio"] = float(np.quantile(usage, 0.95)), float(usage.max())
     preempted = [counter_increase(replica.samples, "preemptions") for replica in scene.replicas]
     told = [value for value in preempted if value is not None]
-    if not told and scene.requests["preemptions"].is_not_null().any():
+    if not told and scene.sums.preemptions is not None:
         # SGLang counts no retractions that a scrape could add up; its spans carry one event each.
-        told = [float(scene.requests["preemptions"].sum())]
+        told = [float(scene.sums.preemptions)]
     if told:
         found["preemptions_count"] = sum(told)
-        found["preemptions_per_request"] = sum(told) / len(scene.requests) if len(scene.requests) else None
+        found["preemptions_per_request"] = sum(told) / scene.sums.count if scene.sums.count else None
     pool = settings.get("kv_pool_tokens")
     if pool is not None and isinstance(pool.value, int | float):
         found["kv_pool_tokens"] = float(pool.value)
-    rows = scene.requests
-    if len(rows) and isinstance(found.get("kv_pool_tokens"), float):
-        arrival, end = rows["arrival_unix_ns"].to_numpy() / 1e9, rows["finished_unix_ns"].to_numpy() / 1e9
-        need = np.nan_to_num(floats(rows, "input_tokens")) + np.nan_to_num(floats(rows, "output_tokens"))
-        found["kv_need_tokens"] = float(level(arrival, end, need).value.max(initial=0.0))
+    if scene.sums.count and isinstance(found.get("kv_pool_tokens"), float):
+        found["kv_need_tokens"] = scene.traffic.need_tokens
     found["kv_offload"] = truth(settings.get("kv_offload"))
     return found
 
@@ -207,10 +191,9 @@ def _prefix(scene: Scene, settings: Mapping[str, Setting]) -> dict[str, Value]:
     if asked > 0:
         found["prefix_hit_ratio"] = sum(h for h, _ in pairs if h) / asked
         found["prefix_caching"] = True if found["prefix_caching"] is None else found["prefix_caching"]
-    elif len(scene.requests) and scene.requests["cached_tokens"].is_not_null().any():
-        rows = where(scene.requests, pl.col("cached_tokens").is_not_null())
-        total = rows["input_tokens"].sum()
-        found["prefix_hit_ratio"] = float(rows["cached_tokens"].sum()) / float(total) if total else None
+    elif scene.sums.cached_tokens is not None:
+        total = scene.sums.prompts_with_cache_tokens
+        found["prefix_hit_ratio"] = float(scene.sums.cached_tokens) / float(total) if total else None
     return found
 
 
@@ -230,7 +213,7 @@ def _lengths(rows: pl.DataFrame) -> dict[str, Value]:
     return found
 
 
-def _phases(rows: pl.DataFrame, affected: pl.DataFrame) -> dict[str, Value]:
+def _phases(rows: pl.DataFrame, affected: pl.DataFrame, sums: Sums) -> dict[str, Value]:
     found: dict[str, Value] = {
         "ttft_p50_s": percentile(floats(rows, "ttft_s"), 0.5).value,
         "ttft_p95_s": percentile(floats(rows, "ttft_s"), 0.95).value,
@@ -241,18 +224,16 @@ def _phases(rows: pl.DataFrame, affected: pl.DataFrame) -> dict[str, Value]:
     prefill = floats(rows, "prefill_s")
     rate = np.divide(uncached, prefill, out=np.full(len(prefill), np.nan), where=prefill > 0)
     found["prefill_rate_tok_per_s"] = percentile(rate, 0.5).value
-    total = float(np.nansum(floats(affected, "e2e_s"))) if len(affected) else 0.0
+    total = sums.e2e_s
     if total > 0:
         for name in ("queue", "prefill", "decode"):
-            values = floats(affected, f"{name}_s")
-            found[f"{name}_ratio"] = float(np.nansum(values)) / total if np.isfinite(values).any() else None
+            seconds = sums.phases_s[name]
+            found[f"{name}_ratio"] = None if seconds is None else seconds / total
         found |= _in_front(affected)
-        found["interference_ratio"] = float(affected[cause_column("interference")].sum() or 0.0) / total
+        found["interference_ratio"] = sums.booked_s("interference") / total
         batch = floats(rows, "decode_batch_mean")
         found["decode_batch_mean"] = float(np.nanmean(batch)) if np.isfinite(batch).any() else None
-        found["contention_ratio"] = (
-            sum(float(affected[cause_column(c)].sum() or 0.0) for c in sorted(CONTENTION)) / total
-        )
+        found["contention_ratio"] = sum(sums.booked_s(cause) for cause in sorted(CONTENTION)) / total
     return found
 
 

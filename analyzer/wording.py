@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from phasewise.analyzer.coverage import Sampling
-from phasewise.analyzer.findings import Finding, seconds_by_cause, shares_of
+from phasewise.analyzer.draw import Drawn
+from phasewise.analyzer.findings import Finding, shares_of
 from phasewise.analyzer.inflight import InFlight
 from phasewise.analyzer.scene import Scene
 from phasewise.rules.vocabulary import CLASS_OF_CAUSE
@@ -80,7 +81,7 @@ def headline(scene: Scene, finding: Finding, flight: InFlight) -> str:
     if finding.primary == "inconclusive":
         word = "Slow" if finding.status == "slow" else "Healthy"
         return f"{word}, but no single cause stands out: {finding.reason}."
-    share = shares_of(finding.seconds if finding.status == "slow" else seconds_by_cause(scene.requests))
+    share = shares_of(finding.seconds if finding.status == "slow" else scene.sums.seconds)
     held = sum(value for cause, value in share.items() if CLASS_OF_CAUSE[cause] == finding.primary)
     part = share.get(finding.cause or "", 0.0)
     what = PLAIN[finding.cause or ""]
@@ -127,6 +128,17 @@ def sampling_sentence(sampling: Sampling) -> str:
     if sampling.is_fair:
         return f"{seen}, {kept}: shares and percentiles are weighted by {sampling.by}, counts are those of the sample"
     return f"{seen}, {kept}: shares and percentiles are theirs, not those of all requests"
+
+
+def drawn_sentence(drawn: Drawn | None, before: Drawn | None) -> str:
+    """What a reader has to know of figures that rest on some of the requests; one of both is told."""
+    parts = [
+        f"{one.count:,} of {counted(one.of, 'request')}{when}"
+        for one, when in ((drawn, ""), (before, " before"))
+        if one is not None
+    ]
+    whole = "; counts, sums of seconds and the slowest requests are those of all" if drawn is not None else ""
+    return f"percentiles and typical requests rest on {' and on '.join(parts)}, drawn evenly{whole}"
 
 
 def held_back_sentence(seconds: float) -> str:

@@ -17,10 +17,11 @@ from typing import TypeVar
 import polars as pl
 
 from phasewise.analyzer.filters import Condition, rows_in
-from phasewise.analyzer.findings import BROKEN_RATIO, OBJECTIVE_COLUMNS, SLOW_SET_MIN
 from phasewise.analyzer.listing import count_requests
 from phasewise.analyzer.questions import NOTHING_MARKED
 from phasewise.analyzer.report import request_report, window_verdict
+from phasewise.analyzer.slow_set import BROKEN_RATIO, OBJECTIVE_COLUMNS
+from phasewise.analyzer.whole import slow_edge
 from phasewise.analyzer.window import Filter, Objective, Window
 from phasewise.collector.store import Store
 from phasewise.collector.watermarks import FUTURE_NS
@@ -281,19 +282,11 @@ class Answers:
         return best[1]
 
     def _slowest(self, rows: Condition) -> Condition:
-        counted = self.reader.query(f'SELECT count("e2e_s") AS n FROM "requests" WHERE {rows.sql}', rows.parameters)
-        n = int(counted["n"][0])
-        if n == 0:
+        edge = slow_edge(self.reader, rows)
+        if edge.is_empty():
             return NOTHING_MARKED
-        kept = min(n, max(SLOW_SET_MIN, -(-n // 10)))
-        statement = (
-            f'SELECT "e2e_s", "request_key" FROM "requests" WHERE {rows.sql} AND "e2e_s" IS NOT NULL '
-            'ORDER BY "e2e_s" DESC, "request_key" LIMIT 1 OFFSET ?'
-        )
-        last = self.reader.query(statement, (*rows.parameters, kept - 1)).row(0, named=True)
-        return Condition(
-            '("e2e_s" > ? OR ("e2e_s" = ? AND "request_key" <= ?))', (last["e2e_s"], last["e2e_s"], last["request_key"])
-        )
+        seconds, key = edge.row(0)
+        return Condition('("e2e_s" > ? OR ("e2e_s" = ? AND "request_key" <= ?))', (seconds, seconds, key))
 
     def writer_health(self) -> Mapping[str, object]:
         """Counters and watermarks of the writer, at most a second old while it is not busy: it takes the writer's lock, and a

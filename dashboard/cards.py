@@ -320,6 +320,9 @@ def _provenance(verdict: Verdict) -> str:
         parts.append(f"data {fmt.interval(window['from_unix_ns'], window['to_unix_ns'])} UTC")
     if verdict.get("requests") is not None:
         parts.append(fmt.counted(verdict["requests"], "request"))
+    drawn = told.get("drawn")
+    if isinstance(drawn, Mapping) and drawn.get("read") != drawn.get("of"):
+        parts.append(f"{fmt.count(drawn.get('read'))} of them read")
     if isinstance(told.get("coverage"), (int, float)):
         parts.append(f"{fmt.percent(told['coverage'])} with phase data")
     baseline = verdict.get("baseline")

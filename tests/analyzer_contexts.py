@@ -7,6 +7,11 @@ from collections.abc import Iterable, Sequence
 import polars as pl
 from builders import make_request, record_table, request_table
 
+from phasewise.analyzer.findings import Finding, decide
+from phasewise.analyzer.inflight import InFlight
+from phasewise.analyzer.slow_set import slow_set
+from phasewise.analyzer.sums import RowSums
+from phasewise.analyzer.window import Objective
 from phasewise.collector.context import Context, Setting
 from phasewise.collector.records import EngineSample, EngineStep, Request
 
@@ -36,6 +41,11 @@ def make_context(
         targets=frozenset(row.request_key for row in rows),
         settings={name: Setting(value, "test") for name, value in (settings or {}).items()},
     )
+
+
+def judged(rows: pl.DataFrame, objectives: Sequence[Objective], flight: InFlight) -> Finding:
+    """What is decided of these rows, all of them read."""
+    return decide(slow_set(rows, objectives), RowSums(rows), flight)
 
 
 def four_slots(waiting: int = 8) -> list[Request]:

@@ -17,6 +17,7 @@ from sampled_traffic import SECOND_NS, head, kept, population, scrapes, tail
 
 from phasewise.analyzer.attribution import attribute_instance
 from phasewise.analyzer.coverage import Sampling, partly_seen, sampling_of
+from phasewise.analyzer.ended import EndedRows
 from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.report import window_verdict
 from phasewise.analyzer.statistics import floats, percentile, weighted_quantile
@@ -34,7 +35,7 @@ WINDOW = Window(START_UNIX_NS, END_NS)
 
 def sampled(rows: Sequence[Request], samples: Sequence[EngineSample], has_spans: bool = True) -> Sampling:
     engine = Replica("gpu-0", "vllm_v1", sample_frame(samples), {}, has_spans)
-    return sampling_of(frame(rows), [engine], WINDOW, END_NS + 60 * SECOND_NS)
+    return sampling_of(EndedRows(frame(rows)), [engine], WINDOW, END_NS + 60 * SECOND_NS)
 
 
 def test_whole_spans_are_whole() -> None:
@@ -131,7 +132,7 @@ def test_what_cannot_be_told_is_unknown(rows: list[Request], samples: list[Engin
 def test_spans_that_are_still_on_their_way_are_not_missed() -> None:
     late = [row for row in ALL if row.finished_unix_ns < START_UNIX_NS + 395 * SECOND_NS]
     engine = Replica("gpu-0", "vllm_v1", sample_frame(scrapes(ALL, until_s=400)), {}, True)
-    found = sampling_of(frame(late), [engine], WINDOW, START_UNIX_NS + 400 * SECOND_NS)
+    found = sampling_of(EndedRows(frame(late)), [engine], WINDOW, START_UNIX_NS + 400 * SECOND_NS)
     assert found.kind == "whole"
 
 
@@ -143,7 +144,7 @@ def test_a_deployment_is_counted_where_its_replicas_cannot_be_told_apart() -> No
     ]
     spans = Replica("engine", "vllm_v1", sample_frame([]), {}, True)
     rows = [dataclasses.replace(row, instance="engine") for row in kept(ALL, head(0.1))]
-    found = sampling_of(frame(rows), [spans, *scraped], WINDOW, END_NS + 60 * SECOND_NS)
+    found = sampling_of(EndedRows(frame(rows)), [spans, *scraped], WINDOW, END_NS + 60 * SECOND_NS)
     assert (found.kind, found.joined) == ("head", False)
     assert found.ratio == pytest.approx(0.1, abs=0.02)
 
@@ -246,4 +247,4 @@ def test_no_call_is_given_up_where_answers_and_requests_agree(store: Store) -> N
 
 
 def test_requests_of_nobody_are_no_sample() -> None:
-    assert sampling_of(frame([make_request()]), [], WINDOW, END_NS).kind == "unknown"
+    assert sampling_of(EndedRows(frame([make_request()])), [], WINDOW, END_NS).kind == "unknown"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
+from analyzer_contexts import judged
 from builders import attributed, make_request, request_table
 
 from phasewise.analyzer.evidence import ENGINE, SPAN, Evidence
-from phasewise.analyzer.findings import decide, shape_matched, weighed
+from phasewise.analyzer.findings import shape_matched, weighed
 from phasewise.analyzer.inflight import InFlight
 from phasewise.analyzer.window import parse_slo
 
@@ -29,28 +30,28 @@ def rows(*groups: tuple[int, dict[str, float]], **fields: object) -> pl.DataFram
 
 def test_a_quarter_of_contention_in_the_slowest_tenth_is_slow() -> None:
     calm = (90, {"decode.weights": 1.0})
-    found = decide(rows(calm, (10, {"queue.slots": 2.6, "decode.weights": 7.4})), (), QUIET)
+    found = judged(rows(calm, (10, {"queue.slots": 2.6, "decode.weights": 7.4})), (), QUIET)
     assert (found.status, found.primary, found.cause) == ("slow", "queueing", "queue.slots")
-    found = decide(rows(calm, (10, {"queue.slots": 2.4, "decode.weights": 7.6})), (), QUIET)
+    found = judged(rows(calm, (10, {"queue.slots": 2.4, "decode.weights": 7.6})), (), QUIET)
     assert (found.status, found.primary, found.cause) == ("healthy", "bandwidth", "decode.weights")
 
 
 def test_healthy_names_what_bounds_all_requests() -> None:
-    found = decide(rows((50, {"prefill.compute": 3.0, "decode.weights": 1.0})), (), QUIET)
+    found = judged(rows((50, {"prefill.compute": 3.0, "decode.weights": 1.0})), (), QUIET)
     assert (found.status, found.primary) == ("healthy", "compute")
 
 
 def test_a_broken_objective_without_contention_names_the_objective_s_phases() -> None:
     frame = rows((20, {"prefill.compute": 0.5, "decode.weights": 9.0}))
-    found = decide(frame, parse_slo("ttft:50ms"), QUIET)
+    found = judged(frame, parse_slo("ttft:50ms"), QUIET)
     assert found.status == "slow"
     assert (found.primary, found.cause) == ("compute", "prefill.compute")
     assert found.over_limit == 20
-    assert decide(frame, parse_slo("ttft:5s"), QUIET).status == "healthy"
+    assert judged(frame, parse_slo("ttft:5s"), QUIET).status == "healthy"
 
 
 def test_a_broken_itl_with_interference_is_interference() -> None:
-    found = decide(
+    found = judged(
         rows((20, {"interference": 4.0, "decode.weights": 4.0, "queue.slots": 9.0})), parse_slo("tpot:10ms"), QUIET
     )
     assert (found.status, found.primary, found.cause) == ("slow", "compute", "interference")
@@ -58,11 +59,11 @@ def test_a_broken_itl_with_interference_is_interference() -> None:
 
 def test_one_request_in_two_hundred_over_the_limit_breaks_nothing() -> None:
     frame = pl.concat([rows((199, {"decode.weights": 1.0})), rows((1, {"decode.weights": 30.0}))])
-    assert decide(frame, parse_slo("e2e:10s"), QUIET).status == "healthy"
+    assert judged(frame, parse_slo("e2e:10s"), QUIET).status == "healthy"
 
 
 def test_a_lead_under_a_tenth_decides_nothing() -> None:
-    found = decide(rows((20, {"queue.slots": 2.0, "kv.wait": 1.9, "decode.weights": 1.0})), (), QUIET)
+    found = judged(rows((20, {"queue.slots": 2.0, "kv.wait": 1.9, "decode.weights": 1.0})), (), QUIET)
     assert (found.status, found.primary, found.cause) == ("slow", "inconclusive", None)
 
 
@@ -70,27 +71,27 @@ def test_under_forty_percent_with_phases_is_unknown() -> None:
     blind = rows((7, {"unexplained": 1.0}))
     blind = blind.with_columns(pl.lit(None, pl.Float64).alias(c) for c in ("queue_s", "prefill_s", "decode_s"))
     seeing = rows((3, {"queue.slots": 3.0}))
-    assert decide(pl.concat([blind, seeing]), (), QUIET).status == "unknown"
-    assert decide(seeing.clear(), (), QUIET).status == "unknown"
+    assert judged(pl.concat([blind, seeing]), (), QUIET).status == "unknown"
+    assert judged(seeing.clear(), (), QUIET).status == "unknown"
 
 
 def test_decode_alone_is_no_phase_data() -> None:
     """A client's span knows when tokens came; what the first one waited for it cannot know."""
     frame = rows((20, {"unexplained": 20.0, "decode.weights": 2.0}))
     frame = frame.with_columns(pl.lit(None, pl.Float64).alias(c) for c in ("queue_s", "prefill_s"))
-    assert decide(frame, (), QUIET).status == "unknown"
+    assert judged(frame, (), QUIET).status == "unknown"
 
 
 def test_requests_in_flight_that_wait_are_slow_before_any_span_comes() -> None:
     flight = InFlight(open=64, waiting_s={"queue.slots": 90.0}, total_s=96.0, samples=10)
-    found = decide(rows(), (), flight)
+    found = judged(rows(), (), flight)
     assert (found.status, found.primary, found.cause, found.live) == ("slow", "queueing", "queue.slots", True)
-    found = decide(rows((20, {"decode.weights": 1.0})), (), flight)
+    found = judged(rows((20, {"decode.weights": 1.0})), (), flight)
     assert (found.status, found.live) == ("slow", True)
 
 
 def test_two_signals_against_or_none_for_withhold_the_class() -> None:
-    found = decide(rows((20, {"queue.slots": 3.0, "decode.weights": 1.0})), (), QUIET)
+    found = judged(rows((20, {"queue.slots": 3.0, "decode.weights": 1.0})), (), QUIET)
     for_it = Evidence("waiting", 5.0, "0", "requests", ENGINE, supports=("queueing",))
     against = Evidence("queue", 0.0, "0", "ratio", SPAN, opposes=("queueing",))
     assert weighed(found, [for_it]).primary == "queueing"
@@ -100,7 +101,7 @@ def test_two_signals_against_or_none_for_withhold_the_class() -> None:
 
 
 def test_kv_needs_two_signals() -> None:
-    found = decide(rows((20, {"kv.wait": 3.0, "decode.weights": 1.0})), (), QUIET)
+    found = judged(rows((20, {"kv.wait": 3.0, "decode.weights": 1.0})), (), QUIET)
     one = Evidence("usage", 0.99, "0.8", "ratio", ENGINE, supports=("kv",))
     assert weighed(found, [one]).primary == "inconclusive"
     assert weighed(found, [one, one]).primary == "kv"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from analyzer_contexts import frame, sample_frame
+from analyzer_contexts import frame, judged, sample_frame
 from builders import START_UNIX_NS, make_request, make_sample
 
-from phasewise.analyzer.findings import decide
 from phasewise.analyzer.inflight import in_flight
 from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.scene import Scene
@@ -75,7 +74,7 @@ def test_without_a_single_span_the_samples_of_the_whole_window_count() -> None:
     flight = in_flight(scene([*old, *calm], now_s=150))
     assert flight.open == 0
     assert flight.contention_ratio > 0.9
-    assert decide(frame([]), (), flight).status == "slow"
+    assert judged(frame([]), (), flight).status == "slow"
 
 
 def test_a_live_engine_that_fell_silent_says_nothing_about_now() -> None:

@@ -88,3 +88,9 @@ def test_equal_weights_are_counts(found: list[tuple[int, int]], data: st.DataObj
     counted, weighted = level(start, end), level(start, end, np.ones(len(start)))
     assert np.array_equal(counted.time, weighted.time)
     assert np.array_equal(counted.value, weighted.value)
+
+
+def test_what_is_left_of_a_sum_is_no_interval() -> None:
+    """Its rate would be beyond any number: a property drew a prefill of 9.45e-308 s."""
+    own = own_share_s(np.zeros(2), np.array([9.453742e-308, 1.0]), np.array([17.0, 17.0]))
+    assert np.isnan(own[0]) and own[1] == 1.0

@@ -9,6 +9,7 @@ import pytest
 from analyzer_contexts import frame, sample_frame
 from builders import SECOND_NS, START_UNIX_NS, make_request, make_sample
 
+from phasewise.analyzer.crowd import crowd_of, with_outcome
 from phasewise.analyzer.replicas import Replica
 from phasewise.analyzer.scene import counted_in, turned_away
 from phasewise.analyzer.window import Window
@@ -34,35 +35,39 @@ def rows(outcome: str, count: int, instance: str | None = "gpu-0") -> pl.DataFra
     return frame([make_request(instance=instance, outcome=outcome) for _ in range(count)])
 
 
+def away(told: pl.DataFrame, replicas: Sequence[Replica], outcome: str) -> int:
+    return turned_away(with_outcome(crowd_of(told, WINDOW.to_unix_ns), outcome), replicas, outcome, WINDOW)
+
+
 @pytest.mark.parametrize("steps", [False, True], ids=["scrapes", "steps and scrapes"])
 def test_what_spans_and_counter_both_tell_is_counted_once(steps: bool) -> None:
     engine = replica(moving("aborted", 0.0, 5.0, 12.0), steps=steps)
-    assert turned_away(rows("aborted", 12), [engine], "aborted", WINDOW) == 12
-    assert turned_away(rows("aborted", 3), [engine], "aborted", WINDOW) == 12
-    assert turned_away(rows("aborted", 14), [engine], "aborted", WINDOW) == 14
+    assert away(rows("aborted", 12), [engine], "aborted") == 12
+    assert away(rows("aborted", 3), [engine], "aborted") == 12
+    assert away(rows("aborted", 14), [engine], "aborted") == 14
 
 
 @pytest.mark.parametrize("steps", [False, True], ids=["scrapes", "steps and scrapes"])
 def test_refusals_that_no_span_tells_of_are_those_of_the_counter(steps: bool) -> None:
-    assert turned_away(rows("ok", 4), [replica(moving("refused", 2.0, 9.0), steps=steps)], "refused", WINDOW) == 7
+    assert away(rows("ok", 4), [replica(moving("refused", 2.0, 9.0), steps=steps)], "refused") == 7
 
 
 def test_clients_tell_of_the_same_calls_as_the_engine_s_counter() -> None:
     engine = replica(moving("refused", 0.0, 7.0))
-    assert turned_away(rows("refused", 7, instance=None), [engine], "refused", WINDOW) == 7
-    assert turned_away(rows("refused", 9, instance=None), [engine], "refused", WINDOW) == 9
+    assert away(rows("refused", 7, instance=None), [engine], "refused") == 7
+    assert away(rows("refused", 9, instance=None), [engine], "refused") == 9
 
 
 def test_a_scrape_that_nobody_joined_is_not_another_engine_s_calls() -> None:
     """Rows of an engine without a counter, and a counter without rows."""
     spans = Replica("e-0", "phasewise", sample_frame([make_sample(source="steps")]), {}, True)
-    assert turned_away(rows("aborted", 12, "e-0"), [spans, replica(moving("aborted", 0.0, 12.0), "10.0.0.1:80")], "aborted", WINDOW) == 12  # fmt: skip
+    assert away(rows("aborted", 12, "e-0"), [spans, replica(moving("aborted", 0.0, 12.0), "10.0.0.1:80")], "aborted") == 12  # fmt: skip
 
 
 def test_each_engine_s_own_larger_count_is_taken() -> None:
     told = pl.concat([rows("aborted", 5, "a"), rows("aborted", 1, "b")])
     engines = [replica(moving("aborted", 0.0, 2.0), "a"), replica(moving("aborted", 0.0, 4.0), "b")]
-    assert turned_away(told, engines, "aborted", WINDOW) == 5 + 4
+    assert away(told, engines, "aborted") == 5 + 4
 
 
 def test_a_counter_counts_inside_the_window_only() -> None:

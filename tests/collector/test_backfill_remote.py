@@ -208,7 +208,11 @@ def test_nobody_there_is_a_matter_of_the_machine() -> None:
 
 def test_a_busy_server_is_asked_again_after_what_it_says_and_headers_go_along() -> None:
     pauses: list[float] = []
-    answers: list[Answer] = [(503, "", {"Retry-After": "²"}), (429, "slow down", {"Retry-After": "7"}), (200, {"data": ["llm"]})]
+    answers: list[Answer] = [
+        (503, "", {"Retry-After": "²"}),
+        (429, "slow down", {"Retry-After": "7"}),
+        (200, {"data": ["llm"]}),
+    ]
     with answering(lambda *_: answers.pop(0)) as server:
         remote = Remote(server.url + "/", "Jaeger", {"X-Scope-OrgID": "team-a"}, sleep=pauses.append)
         assert remote.ask("/api/services") == {"data": ["llm"]}

@@ -229,7 +229,7 @@ def feed(b: Bench, second: float, started_s: float | None, instance: str = "host
 def settings_in(b: Bench, from_s: float = -10, to_s: float = 100) -> dict[str, Any]:
     window = Window(at(from_s), at(to_s))
     rows = b.store.query("SELECT * FROM requests")
-    replicas, _ = read_replicas(b.store, window, [], rows)
+    replicas, *_ = read_replicas(b.store, window, [], rows)
     return dict(replicas[0].settings)
 
 

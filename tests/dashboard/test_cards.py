@@ -225,3 +225,13 @@ def test_one_request_is_one_request() -> None:
     card = card_of(told)
     assert card.affected.startswith("the only request, 1 of them bound by Queueing; 1 still open")
     assert "1 request," in card.provenance and "1 requests" not in card.affected + card.provenance
+
+
+def test_a_card_says_how_many_requests_were_read_where_not_all() -> None:
+    told = {"rules": "ab12", "drawn": {"read": 120_113, "of": 1_204_311, "by": "request_key", "baseline": None}}
+    assert (
+        "1,204,311 requests, 120,113 of them read"
+        in card_of(VERDICT | {"requests": 1_204_311, "provenance": told}).provenance
+    )
+    whole = {"rules": "ab12", "drawn": {"read": 96, "of": 96, "by": "request_key", "baseline": {"read": 5, "of": 9}}}
+    assert "read" not in card_of(VERDICT | {"requests": 96, "provenance": whole}).provenance
