@@ -121,7 +121,8 @@ class Writer:
             return max(settled, attributed)
 
     def add_spans(self, rows: pa.Table) -> int:
-        """Spans of an import (SPAN_SCHEMA): settled, attributed and archived when this returns; rows written."""
+        """Spans of an import (SPAN_SCHEMA): settled, attributed and archived when this returns; how many requests more there
+        are now."""
         with self._lock:
             return self._guarded(lambda: self._import_spans(rows))
 
@@ -388,7 +389,8 @@ class Writer:
     def _import_spans(self, received: pa.Table) -> int:
         now = self._clock()
         with self._writing() as (transaction, rows):
-            admitted = self._memory.counters.value("spans")
+            counters = self._memory.counters
+            admitted, known = counters.value("spans"), counters.value("requests")
             rows.take_spans(frame_of(received))
             own = pl.DataFrame({"trace_id": received["trace_id"].unique().to_pylist()}, schema={"trace_id": pl.String})
             due = self._memory.assembly.buffer.take_traces(own, now)
@@ -396,10 +398,10 @@ class Writer:
             rows.rejoin(now, force=True)
             attributed = self._memory.refresher.refresh(transaction, now, force=True)
             self._commits.add_own_rows(max(settled, attributed))
-            if self._memory.counters.value("spans") > admitted:
+            if counters.value("spans") > admitted:
                 self._archive.write(received.cast(SPAN_SCHEMA), f"import-{now}")
             self._finish_import(transaction)
-        return max(settled, attributed)
+            return counters.value("requests") - known
 
     def _add_samples(
         self, samples: pl.DataFrame, settings: list[SeenSettings], found: Iterable[Exposition] = ()

@@ -226,6 +226,21 @@ def test_an_import_is_final_and_attributed_when_it_returns(tmp_path: Path) -> No
         assert len(b.rows()) == 3
 
 
+def test_an_import_in_pieces_counts_each_request_once(tmp_path: Path) -> None:
+    """Whether a piece completes a request of one before, or is told of its neighbours anew."""
+    client = {
+        "name": "chat m",
+        "kind": 3,
+        "start_s": -0.1,
+        "end_s": 2.1,
+        "attributes": {"gen_ai.operation.name": "chat"},
+    }
+    pieces = [engine_span(trace="a" * 32), {**client, "trace": "a" * 32}, engine_span(start_s=1.0, trace="b" * 32)]
+    with bench(tmp_path) as b:
+        told = [b.writer.add_spans(span_table([{**one, "span_id": f"{n:016x}"}])) for n, one in enumerate(pieces, 1)]
+        assert sum(told) == len(b.rows())
+
+
 def test_rollups_follow_the_rows(tmp_path: Path) -> None:
     with bench(tmp_path) as b:
         b.receive(traces(3))
