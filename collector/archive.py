@@ -97,8 +97,9 @@ class SpanArchive:
             tables.append(entry.rows)
             held_bytes += entry.rows.nbytes
             if held_bytes >= _PIECE_BYTES:
-                piece, tables, held_bytes = pa.concat_tables(tables), [], 0
-                yield piece
+                whole = [pa.concat_tables(tables)]
+                tables, held_bytes = [], 0
+                yield whole.pop()  # who writes it, which takes many passes, holds it alone
             else:
                 yield None
         if tables:
@@ -129,6 +130,7 @@ class SpanArchive:
                     continue
                 # Of many chunks, every gathering of a row group would copy all of them first.
                 rows = piece.combine_chunks()
+                del piece
                 for (hour,), own in _places(rows).group_by("hour", maintain_order=True):
                     if hour not in writers:
                         writers[int(hour)] = opened.enter_context(self._begun(int(hour), name))
@@ -136,6 +138,7 @@ class SpanArchive:
                         gathered = rows.take(group["place"].to_arrow())
                         writers[int(hour)].write_table(gathered, row_group_size=_ROW_GROUP)
                         yield group.height
+                del rows  # before the next piece is gathered
         for hour in writers:
             put_file(self._temporary(hour, name), self._folder(hour) / f"{name}.parquet")
 

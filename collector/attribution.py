@@ -96,10 +96,15 @@ def attributed_first(rows: pl.DataFrame, answers: Sequence[Answer]) -> pl.DataFr
     if not answers:
         return rows
     told = pl.concat([answer.told for answer in answers], how="diagonal")
-    filled = rows.drop(told.columns[1:]).join(told, on="request_key", how="inner", maintain_order="left")
-    if filled.height > rows.height:  # what is said of a row twice makes no second one
-        filled = filled.unique("request_key", keep="first", maintain_order=True)
-    others = [] if filled.height == rows.height else [rows.join(told, on="request_key", how="anti")]
+    beside = rows.select("request_key").join(told, on="request_key", how="inner", maintain_order="left")
+    if beside.height > rows.height:  # what is said of a row twice makes no second one
+        beside = beside.unique("request_key", keep="first", maintain_order=True)
+    others = []
+    if beside["request_key"].equals(rows["request_key"]):  # so no other column of so wide rows has to be copied
+        filled = rows.with_columns(beside.get_columns()[1:])
+    else:
+        filled = rows.drop(told.columns[1:]).join(beside, on="request_key", how="inner", maintain_order="left")
+        others = [rows.join(told, on="request_key", how="anti")]
     filled = _noting_model(filled, pl.concat([answer.models for answer in answers]))
     filled = filled.with_columns(pl.lit(0, dtype=pl.Int64).alias("revision")).select(list(FULL_SCHEMA))
     return pl.concat([filled, *others])

@@ -10,10 +10,11 @@ import ctypes
 import os
 import sys
 
-# Read once, when the library is loaded. Whoever starts the process may say otherwise.
+# Read once, when the library is loaded. Whoever starts the process may say otherwise. Of polars: half a second is less than a pass; muzzy
+# is what the system may take, and counts as ours until it does.
 _VARIABLES = {
     "POLARS_MAX_THREADS": "1",
-    "_RJEM_MALLOC_CONF": "dirty_decay_ms:3000,muzzy_decay_ms:3000",  # of polars: half a second is less than a pass
+    "_RJEM_MALLOC_CONF": "dirty_decay_ms:2000,muzzy_decay_ms:0",
     "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 _MIB = 1 << 20

@@ -31,12 +31,14 @@ from phasewise.collector.transaction import Transaction, plain_integers
 from phasewise.rules.errors import MachineError, TooHeavy
 
 STORAGE_VERSION = "v1.5.0"  # so that one release back can still read a file made by this one
-CHECKPOINT_THRESHOLD = "256MB"
+CHECKPOINT_THRESHOLD = "256MB"  # by itself, in a commit; the writer makes it sooner, between two passes
 # Rows that each table takes before it packs them: those of a wide one lie unpacked in memory until then, and a checkpoint packs them
 # again. Fifteen times as many are DuckDB's choice, for tables that are loaded at once.
 ROW_GROUP_ROWS = 8192
 THREADS = 1  # of one statement, which runs in its caller's: most are small, and to hand parts of them around costs more than it saves
-MEMORY_LIMIT = "1GB"
+# What was written lately stays in it until its place is needed, so a busy store fills it whatever is asked. A question that needs more uses
+# temporary files: all of a million requests is told with it.
+MEMORY_LIMIT = "512MB"
 _CLOSING_S, _CLOSING_STEP_S = 10.0, 0.05
 _REOPEN_EVERY_S = 2.0  # on a disk that fails for good; a fault that passes costs one opening, at once
 

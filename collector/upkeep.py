@@ -86,11 +86,11 @@ class Upkeep:
         self._checkpoint(moved > 0)
 
     def _checkpoint(self, at_once: bool) -> None:
-        """Where rows were moved, in idle rounds, and where the last one failed. Under load it would take the writer's time for rows that
-        change once more soon: then the store does it by itself when its log has become long."""
+        """Where rows were moved, in idle rounds, and where the last one failed. Under load, which a log that became shorter tells of too,
+        the writer does it between two passes."""
         log_bytes = self._store.log_bytes
         grown_bytes = log_bytes - self._log_bytes
-        idle = not grown_bytes or (grown_bytes < LULL_BYTES and log_bytes > LONG_LOG_BYTES)
+        idle = not grown_bytes or (0 < grown_bytes < LULL_BYTES and log_bytes > LONG_LOG_BYTES)
         if at_once or self._store.checkpoint_error or (log_bytes and idle):
             self._store.checkpoint()
         self._log_bytes = self._store.log_bytes

@@ -56,6 +56,9 @@ READ_ENTRIES = 256
 READ_ROWS = 32_768
 HOUSEKEEPING_NS = 5 * 10**9
 ARCHIVE_S = 0.1  # of a pass
+# A checkpoint costs by the log that it moves, and what was written or changed since the last one lies unpacked in memory, up to four times
+# as much: so it is made often, between two passes, where one of this length takes less than the pause is long.
+LOG_BYTES = 32 << 20
 _REMEDY = "free space on the disk of --data, or see the server's log; what was received waits in the journal and is stored then"
 
 
@@ -88,6 +91,7 @@ class Writer:
         )
         self._lock = threading.RLock()
         self._housekept_ns = 0
+        self._shorten_again_ns = 0  # not before, where it could not be done
         self._cutting: Iterator[bool] | None = None  # of closed segments that are being archived
         self._idle = False
         self.behind = False  # whether the last pass left something unread
@@ -119,6 +123,16 @@ class Writer:
                 self._guarded(self._archiving)
             self._commits.catch_up()
             return max(settled, attributed)
+
+    def shorten_log(self) -> bool:
+        """Between two passes: move the log of the store into its file where it has become long; whether it was moved."""
+        with self._lock:
+            now = self._clock()
+            if self._store.log_bytes < LOG_BYTES or now < self._shorten_again_ns:
+                return False
+            moved = self._store.checkpoint()
+            self._shorten_again_ns = 0 if moved else now + HOUSEKEEPING_NS
+            return moved
 
     def add_spans(self, rows: pa.Table) -> int:
         """Spans of an import (SPAN_SCHEMA): settled, attributed and archived when this returns; how many requests more there

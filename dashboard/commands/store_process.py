@@ -38,7 +38,7 @@ RELOAD_LOOK_S = 0.5
 IDLE_PAUSE_S = 0.2  # a settled row is promised 2 s after its last span
 # From the beginning of one pass to that of the next, while it keeps up: half of what a small pass costs does not depend on how many spans
 # it takes.
-PASS_EVERY_S = 0.5
+PASS_EVERY_S = 0.4
 LONGEST_PAUSE_S = 2.0  # as long as a broken store waits before it opens its file once more
 LOG_AGAIN_S = 600.0
 
@@ -89,6 +89,7 @@ def keep_writing(writer: Writer, stop: threading.Event) -> None:
         try:
             started = time.monotonic()
             changes = writer.step()
+            writer.shorten_log()
             pause_s = pause_after(changes, writer.behind, time.monotonic() - started)
             if told:
                 LOG.info("the writer works again")

@@ -153,6 +153,7 @@ class Run:
     def step(self) -> int:
         started = time.process_time()
         changes = self.writer.step()
+        self.writer.shorten_log()
         self.spent_s = time.process_time() - started
         self.cpu_s += self.spent_s
         self.now += round(self.spent_s * 1e9)

@@ -11,8 +11,9 @@ from typing import Any
 import duckdb
 import polars as pl
 import pytest
+from writing import bench, engine_span
 
-from phasewise.collector import upkeep
+from phasewise.collector import upkeep, writer
 from phasewise.collector.retention import Keep
 from phasewise.collector.store import Store
 from phasewise.collector.store_errors import DamagedStore
@@ -53,6 +54,57 @@ def test_a_long_log_that_hardly_grows_is_moved(tmp_path: Path, monkeypatch: pyte
         write(store, 10)
         keeper.run()
         assert store.log_bytes == 0
+
+
+def test_a_log_that_became_shorter_between_two_rounds_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LONG_LOG_BYTES", 10_000)
+    monkeypatch.setattr(upkeep, "LULL_BYTES", 1_000)
+    with Store(tmp_path / "phasewise.duckdb", threads=1) as store:
+        keeper = Upkeep(store, tmp_path, Keep())
+        write(store, 2_000)
+        keeper.run()
+        before = store.log_bytes
+        assert store.checkpoint()
+        write(store, 1_000)
+        after = store.log_bytes
+        assert 10_000 < after < before
+        keeper.run()
+        assert store.log_bytes == after
+
+
+def test_the_writer_moves_a_long_log_between_two_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bench(tmp_path) as b:
+        b.receive([engine_span(span_id="a1")])
+        assert b.run() == 1
+        assert not b.writer.shorten_log()
+        monkeypatch.setattr(writer, "LOG_BYTES", b.store.log_bytes)
+        assert b.writer.shorten_log()
+        assert b.store.log_bytes == 0
+        assert not b.writer.shorten_log()
+        assert len(b.rows()) == 1
+
+
+def test_a_log_that_the_writer_cannot_move_is_left_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question may hold the memory for some seconds, and a pass comes twice a second."""
+    monkeypatch.setattr(writer, "LOG_BYTES", 1)
+    with bench(tmp_path) as b:
+        b.receive([engine_span(span_id="a1")])
+        b.run()
+        asked = []
+
+        def refused() -> bool:
+            asked.append(b.clock.now)
+            return False
+
+        with monkeypatch.context() as patch:
+            patch.setattr(b.store, "checkpoint", refused)
+            assert not b.writer.shorten_log()
+            assert not b.writer.shorten_log()
+        b.clock.forward(writer.HOUSEKEEPING_NS / 1e9 - 0.1)
+        assert not b.writer.shorten_log()
+        b.clock.forward(0.1)
+        assert b.writer.shorten_log()
+        assert len(asked) == 1
 
 
 def test_a_log_that_could_not_be_moved_is_moved_in_the_next_round_also_under_load(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from phasewise.dashboard.commands.store_process import IDLE_PAUSE_S, PASS_EVERY_S, pause_after
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from phasewise.dashboard.commands.store_process import IDLE_PAUSE_S, PASS_EVERY_S, keep_writing, pause_after
 
 
 def test_passes_take_what_came_in_the_meantime_together() -> None:
@@ -17,3 +21,27 @@ def test_what_waits_in_the_journal_waits_no_longer() -> None:
 
 def test_nothing_to_do_is_looked_for_again_soon() -> None:
     assert pause_after(0, behind=False, spent_s=0.01) == IDLE_PAUSE_S
+
+
+@dataclass
+class OnePass:
+    """A writer that is told to stop once it has done one pass and what follows."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    done: list[str] = field(default_factory=list)
+    behind: bool = False
+
+    def step(self) -> int:
+        self.done.append("pass")
+        return 0
+
+    def shorten_log(self) -> bool:
+        self.done.append("log")
+        self.stop.set()
+        return True
+
+
+def test_the_log_is_shortened_after_a_pass_has_brought_its_rows() -> None:
+    writer: Any = OnePass()
+    keep_writing(writer, writer.stop)
+    assert writer.done == ["pass", "log", "pass"]

@@ -72,7 +72,7 @@ def test_the_limits_are_those_of_the_program() -> None:
         f"| {intake.connections:,}, {intake.connections:,}, {intake.streams} |",
         f"| {PAGE_LIMIT_S:.0f} s on a page, {REPORT_LIMIT_S:.0f} s in a command",
         f"four at once, {MOST_WAITING} wait |",
-        f"| {MEMORY_LIMIT.replace('GB', ' GB')} |",
+        f"| {MEMORY_LIMIT.replace('MB', ' MB')} |",
         f"| the smaller of {spill.SPILL_BYTES // gib} GiB and {spill.SPILL_RATIO:.0%} of what is free |".replace("%", " %"),
     ]  # fmt: skip
     assert AT_ONCE == 4
