@@ -22,6 +22,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from phasewise.collector.balanced import pending, rename_hot
+from phasewise.collector.cold_files import is_there
 from phasewise.collector.lake import HOUR_NS, KINDS, crc32c_of
 from phasewise.collector.reach import EVER
 from phasewise.collector.records import arrow_schema, columns
@@ -109,7 +110,7 @@ def choose_files(statements: Statements, directory: Path, reached: Mapping[str, 
 
 def _there(directory: Path, found: pl.DataFrame) -> list[str]:
     """Of some files those that can be read. One that is gone takes its own rows with it, and no question: `missing_files` says so."""
-    return [str(whole) for path in found["path"] if (whole := directory / path).exists()]
+    return [str(whole) for path in found["path"] if is_there(whole := directory / path)]
 
 
 def _empty_file(directory: Path, kind: str) -> Path:
@@ -212,7 +213,7 @@ def unknown(statements: Statements, kind: str, rows: pl.DataFrame) -> pl.DataFra
 def _thaw_hour(statements: Statements, directory: Path, hour: int) -> None:
     """A row that is hot already is the later one of the two."""
     found = statements.query("SELECT kind, path, columns FROM main.cold_files WHERE hour = ? ORDER BY path", [hour])
-    there = [one for one in found.iter_rows() if (directory / one[1]).exists()]
+    there = [one for one in found.iter_rows() if is_there(directory / one[1])]
     for kind, path, told in there:
         present = set(told.split(","))
         listed = ", ".join(f'"{name}"' for name in columns(RECORDS[kind]) if name in present)

@@ -1,4 +1,4 @@
-"""Cold files that are not there: they are left out and said, and taken in again once they are found, at a start and while it runs.
+"""Cold files that are not there, or cannot be read: they are left out and said, and taken in again once they are found, at a start and while it runs.
 
 The rest of the store is whole: nothing else is moved aside, and no question fails because of them.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from phasewise.collector.cold import Reading, enter_files, make_views, placed_file
+from phasewise.collector.cold_files import can_be_read, is_there
 from phasewise.collector.lake import KINDS, Lake, label
 from phasewise.collector.store import Store
 from phasewise.rules.errors import MachineError
@@ -41,7 +42,7 @@ def left_out(store: Store) -> str:
 
 def _gone(store: Store) -> list[tuple[str, int, str, int]]:
     placed = store.query('SELECT kind, hour, path, "rows" FROM main.cold_files ORDER BY hour, kind, path')
-    return [one for one in placed.iter_rows() if not (store.cold_directory / one[2]).exists()]
+    return [one for one in placed.iter_rows() if not is_there(store.cold_directory / one[2])]
 
 
 def _lacks_rows(store: Store) -> bool:
@@ -62,7 +63,7 @@ def _found_again(store: Store) -> list[tuple[str, int, str]]:
         for kind in KINDS
         for hour, paths in _named(Lake(store.cold_directory), kind).items()
         for path in paths
-        if hour in sealed and path not in known and (store.cold_directory / path).exists()
+        if hour in sealed and path not in known and can_be_read(store.cold_directory / path)
     ]
 
 
@@ -87,6 +88,6 @@ def _told(gone: list[tuple[str, int, str, int]]) -> str:
         f"{sum(one[3] for one in gone if one[0] == kind):,} of {kind}" for kind in sorted({one[0] for one in gone})
     )
     return (
-        f"{len(gone)} cold files of the hours {', '.join(map(label, hours[:NAMED]))}{more} are not there: their rows ({rows}) are left out "
+        f"{len(gone)} cold files of the hours {', '.join(map(label, hours[:NAMED]))}{more} are not there or cannot be read: their rows ({rows}) are left out "
         "until they are found again"
     )

@@ -18,6 +18,7 @@ import duckdb
 import polars as pl
 
 from phasewise.collector.cold import SCHEMA, choose_files, make_views
+from phasewise.collector.cold_files import find_damaged
 from phasewise.collector.durable import sync_path
 from phasewise.collector.migration import drop_copies, keep_copy, prepare, version_of
 from phasewise.collector.ordered_rows import ordered
@@ -90,10 +91,14 @@ class Store:
                 keep_copy(self.path, version)
                 connection, _ = self._attached()
                 statements = Transaction(connection)
-            connection.execute("BEGIN TRANSACTION")
-            prepare(statements, version)
-            make_views(statements, self.cold_directory)
-            connection.execute("COMMIT")
+            try:
+                self._prepare(statements, version)
+            except duckdb.Error:
+                with contextlib.suppress(duckdb.Error):
+                    connection.execute("ROLLBACK")
+                if not self._finds_damaged_files(statements):
+                    raise
+                self._prepare(statements, version)
         except duckdb.Error as error:
             connection.close()
             raise cannot_open(self.path, str(error)) from error
@@ -101,6 +106,20 @@ class Store:
             connection.close()
             raise
         return connection
+
+    def _prepare(self, statements: Transaction, version: int | None) -> None:
+        statements.execute("BEGIN TRANSACTION")
+        prepare(statements, version)
+        make_views(statements, self.cold_directory)
+        statements.execute("COMMIT")
+
+    def _finds_damaged_files(self, statements: Transaction) -> bool:
+        """Whether it may be for cold files that a store cannot be opened; these are left out from now on."""
+        try:
+            named = statements.query("SELECT path FROM main.cold_files")["path"]
+        except duckdb.Error:
+            return False
+        return find_damaged(self.cold_directory / path for path in named)
 
     def _attached(self) -> tuple[duckdb.DuckDBPyConnection, int | None]:
         """The open file, and the version of its schema (None: a new one), which is none of a newer release."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from builders import START_UNIX_NS
 from writing import bench, engine_span
 
+from phasewise.collector import cold_files
 from phasewise.collector.integrity import check
 from phasewise.collector.lake import Lake
 from phasewise.collector.recovery import FILE, open_store
@@ -78,6 +80,49 @@ def test_only_their_rows_are_missing_and_come_back_with_them(data: Path, tmp_pat
     assert told == ""
     for path in gone:
         shutil.move(aside / path, data / "cold" / path)
+    store, told = open_store(data, clock)
+    with store:
+        assert (told, counted(store)) == ("", (2 * EACH, 1, 1))
+    assert check(data)["ok"]
+
+
+def cut(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+def garbled(whole: bytes) -> bytes:
+    """The first bytes of what stands at its end: of its columns."""
+    starts = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    return whole[:starts] + bytes(32) + whole[starts + 32 :]
+
+
+@pytest.mark.parametrize("damage", [cut, garbled])
+def test_a_file_whose_end_is_damaged_is_as_good_as_gone(
+    data: Path, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its columns no view can be made: the store was taken for damaged, and what it alone held was moved aside."""
+
+    def another_process() -> None:
+        monkeypatch.setattr(cold_files, "_DAMAGED", set())
+
+    hurt = sorted((data / "cold" / "requests").glob("date=*/hour=*/*.parquet"))[0]
+    whole = hurt.read_bytes()
+    hurt.write_bytes(damage(whole))
+    another_process()
+    offline = check(data)
+    assert "moved aside" not in str(offline["faults"])
+    assert "rows of requests of hour" in str(offline["faults"])
+    for told_of in (1, 0):
+        another_process()
+        store, told = open_store(data, clock)
+        with store:
+            assert told.count("1 cold files of the hours") == told_of, told
+            assert counted(store) == (EACH, 1, 1)
+            Upkeep(store, data, Keep(raw_days=3650), clock).run()
+            assert counted(store) == (EACH, 1, 1)
+    assert not (data / "quarantine").exists()
+    hurt.write_bytes(whole)
+    another_process()
     store, told = open_store(data, clock)
     with store:
         assert (told, counted(store)) == ("", (2 * EACH, 1, 1))
