@@ -26,18 +26,18 @@ PIECE = 14_000  # bytes: a dozen requests
 # Ends like a power cut would, inside the transaction that stores a piece.
 KILLED = """
 import os, signal, sys
-from phasewise.collector import writer
+from phasewise.collector import imports
 from phasewise.collector.importers import pieces
 from phasewise.dashboard import cli
 pieces.PIECE_BYTES, left = int(sys.argv[1]), int(sys.argv[2])
-real = writer.write_mark
+real = imports.write_mark
 def write_mark(transaction, mark):
     global left
     real(transaction, mark)
     left -= 1
     if not left:
         os.kill(os.getpid(), signal.SIGKILL)
-writer.write_mark = write_mark
+imports.write_mark = write_mark
 sys.exit(cli.main(sys.argv[3:]))
 """
 
