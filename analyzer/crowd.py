@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from phasewise.analyzer.ended import NOT_FINISHED
-from phasewise.analyzer.filters import Condition
+from phasewise.analyzer.filters import NOT_FINISHED, Condition
 
 if TYPE_CHECKING:
     from phasewise.analyzer.replicas import Reader

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import polars as pl
 
+from phasewise.analyzer.filters import NOT_FINISHED, SERVED, Condition
 from phasewise.analyzer.frames import where
 from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.statistics import floats
 
 if TYPE_CHECKING:
-    from phasewise.analyzer.filters import Condition
     from phasewise.analyzer.replicas import Reader
-
-NOT_FINISHED = ("aborted", "refused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +148,8 @@ class EndedStored:
         names, lows, highs = ([row[place] for row in named] for place in range(3))
         return self._store.query(
             f'SELECT {what} FROM (SELECT "{column}" AS "name", "finished_unix_ns", "e2e_s" FROM "requests"'
-            f" WHERE {self._chosen.sql} AND {ANSWERED}) r"
+            f" WHERE {self._chosen.sql} AND {SERVED}) r"
             " JOIN (SELECT unnest(?::VARCHAR[]) AS name, unnest(?::BIGINT[]) AS low, unnest(?::BIGINT[]) AS high) s"
             f' ON r."name" = s.name AND r."finished_unix_ns" > s.low AND r."finished_unix_ns" <= s.high{end}',
             (*parameters, *self._chosen.parameters, names, lows, highs),
         )
-
-
-ANSWERED = f"coalesce(\"outcome\", 'ok') NOT IN ({', '.join(repr(name) for name in NOT_FINISHED)})"

@@ -163,7 +163,8 @@ def conditions(filters: Sequence[Filter]) -> Condition:
     return Condition(sql or "TRUE", tuple(value for part in parts for value in part.parameters))
 
 
-SERVED = "coalesce(\"outcome\", 'ok') NOT IN ('refused', 'aborted')"
+NOT_FINISHED = ("aborted", "refused")  # outcomes
+SERVED = f"coalesce(\"outcome\", 'ok') NOT IN ({', '.join(map(repr, NOT_FINISHED))})"
 
 
 def rows_in(window: Window, filters: Sequence[Filter] = (), *, served: bool = True, overlap: bool = False) -> Condition:

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from phasewise.analyzer.intervals import Bools
-from phasewise.analyzer.statistics import floats
+from phasewise.analyzer.statistics import floats, known
 
 HELD_RATIO = 0.25  # of the end-to-end time: so late a first token is no matter of the way to the client
 
@@ -21,11 +21,12 @@ def outside_s(rows: pl.DataFrame, metric: str = "e2e") -> dict[str, float]:
     if rows.is_empty():
         return {}
     outer, inner = ("entry_ttft_s", "ttft_s") if metric == "ttft" else ("entry_e2e_s", "e2e_s")
-    gap = np.clip(np.nan_to_num(floats(rows, outer) - floats(rows, inner)), 0.0, None)
+    with np.errstate(invalid="ignore"):  # of two that are infinite: unknown as well
+        gap = np.clip(known(floats(rows, outer) - floats(rows, inner)), 0.0, None)
     client = told_by_client(rows)
     host = np.where(client, 0.0, gap)
     if metric == "ttft":
-        host = np.minimum(host, np.nan_to_num(floats(rows, "entry_before_s")))
+        host = np.minimum(host, known(floats(rows, "entry_before_s")))
     found = {"host": float(host.sum()), "client": float((gap - host).sum())}
     return {cause: seconds for cause, seconds in found.items() if seconds > 0}
 

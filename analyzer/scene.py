@@ -15,8 +15,8 @@ from phasewise.analyzer.coverage import UNKNOWN, Sampling, sampling_of
 from phasewise.analyzer.crowd import crowd_of, many, read_crowd, served, with_outcome
 from phasewise.analyzer.devices import Devices, devices_in, devices_of
 from phasewise.analyzer.draw import Drawn, are_many, count_rows, drawn_of
-from phasewise.analyzer.ended import NOT_FINISHED, Ended, EndedRows, EndedStored
-from phasewise.analyzer.filters import Condition, rows_in, sample_conditions
+from phasewise.analyzer.ended import Ended, EndedRows, EndedStored
+from phasewise.analyzer.filters import NOT_FINISHED, Condition, rows_in, sample_conditions
 from phasewise.analyzer.frames import where
 from phasewise.analyzer.replicas import LIVE_NS, Reader, Replica, read_replicas
 from phasewise.analyzer.stored_traffic import stored_traffic
@@ -88,7 +88,7 @@ def read_scene(
     until = now_unix_ns + FUTURE_NS
     if are_many(store, every):
         crowd = read_crowd(store, every, until)
-        chosen = drawn_of(store, rows, many(served(crowd)))
+        chosen = drawn_of(rows, many(served(crowd)))
         read = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters, order_by=_ORDER)
     else:
         read = store.query(f"{_SELECT} WHERE {every.sql}", every.parameters, order_by=_ORDER)
@@ -148,7 +148,7 @@ def _baseline(window: Window, present: pl.DataFrame) -> Window | None:
 def _before(store: Reader, rows: Condition) -> tuple[pl.DataFrame, Drawn | None]:
     """The rows of the time before, or a draw of them."""
     count = count_rows(store, rows)
-    chosen = drawn_of(store, rows, count)
+    chosen = drawn_of(rows, count)
     found = store.query(f"{_SELECT} WHERE {chosen.sql}", chosen.parameters)
     return found, None if chosen == rows else Drawn(len(found), count)
 

@@ -230,10 +230,10 @@ def _phases(rows: pl.DataFrame, affected: pl.DataFrame, sums: Sums) -> dict[str,
             seconds = sums.phases_s[name]
             found[f"{name}_ratio"] = None if seconds is None else seconds / total
         found |= _in_front(affected)
-        found["interference_ratio"] = sums.booked_s("interference") / total
+        found["interference_ratio"] = sums.seconds["interference"] / total
         batch = floats(rows, "decode_batch_mean")
         found["decode_batch_mean"] = float(np.nanmean(batch)) if np.isfinite(batch).any() else None
-        found["contention_ratio"] = sum(sums.booked_s(cause) for cause in sorted(CONTENTION)) / total
+        found["contention_ratio"] = sum(sums.seconds[cause] for cause in sorted(CONTENTION)) / total
     return found
 
 

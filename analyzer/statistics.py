@@ -82,6 +82,11 @@ def rounded(value: float | None, digits: int = 6) -> float | None:
     return float(f"{value:.{digits}g}")
 
 
+def known(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """The finite ones of some values; zero in the place of the others."""
+    return np.where(np.isfinite(values), values, 0.0)
+
+
 def floats(frame: pl.DataFrame, column: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """A column as floats, NaN where unknown."""
     return frame[column].cast(pl.Float64).fill_null(float("nan")).to_numpy().copy()

@@ -44,9 +44,6 @@ class StoredSums:
     prompts_with_cache_tokens: int
     outside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def booked_s(self, cause: str) -> float:
-        return self.seconds[cause]
-
     def outside_s(self, metric: str = "e2e") -> Mapping[str, float]:
         return self.outside["ttft" if metric == "ttft" else "e2e"]
 
@@ -80,7 +77,7 @@ def _added(told: pl.DataFrame, only_chosen: bool) -> dict[str, int | None]:
 def _sums(told: Mapping[str, int | None], stepped: Mapping[str, int | None]) -> StoredSums:
     seconds = _by_cause(told, "all")
     with_steps, first = _by_cause(stepped, "all"), _by_cause(stepped, "first")
-    rest = {cause: round((seconds[cause] - with_steps[cause]) * 1e9) / 1e9 for cause in CAUSES}
+    rest = {name: (told[name] or 0) - (stepped.get(name) or 0) for name in (f"all {cause}" for cause in CAUSES)}
     return StoredSums(
         **{name: told[name] or 0 for name in _COUNTS},
         by_class={name: told[f"class {name}"] or 0 for name in CLASSES},
@@ -92,7 +89,7 @@ def _sums(told: Mapping[str, int | None], stepped: Mapping[str, int | None]) -> 
         stepped=told["stepped"] or 0,
         stepped_s=with_steps,
         first_s=first,
-        coarse_s=rest,
+        coarse_s=_by_cause(rest, "all"),
         unexplained_wait_s=_seconds(told["unexplained_wait"]),
         preemptions=told["preempted"],
         cached_tokens=told["cached"],
@@ -119,7 +116,7 @@ def _nanoseconds(value: str) -> str:
 
 
 def _known(value: str) -> str:
-    return f"coalesce({value}, 0)"
+    return f"CASE WHEN isfinite({value}) THEN {value} ELSE 0 END"
 
 
 @cache
@@ -128,7 +125,8 @@ def _sums_sql() -> str:
     unexplained = _known(f'"{cause_column("unexplained")}"')
     by_client = 'coalesce("entry_side" = \'client\', "entry_ttft_s" IS NOT NULL)'
     ends = {"e2e": ("entry_e2e_s", "e2e_s"), "ttft": ("entry_ttft_s", "ttft_s")}
-    gaps = {name: f'greatest(coalesce("{outer}" - "{inner}", 0), 0)' for name, (outer, inner) in ends.items()}
+    between = {name: _known(f'("{outer}" - "{inner}")') for name, (outer, inner) in ends.items()}
+    gaps = {name: f"greatest({seconds}, 0)" for name, seconds in between.items()}
     hosts = {name: f"CASE WHEN {by_client} THEN 0 ELSE {gap} END" for name, gap in gaps.items()}
     hosts["ttft"] = f"least({hosts['ttft']}, {_known(chr(34) + 'entry_before_s' + chr(34))})"
     found = {

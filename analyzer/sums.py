@@ -12,7 +12,7 @@ import polars as pl
 from phasewise.analyzer.frames import where
 from phasewise.analyzer.intervals import Floats
 from phasewise.analyzer.outside import outside_s
-from phasewise.analyzer.statistics import floats
+from phasewise.analyzer.statistics import floats, known
 from phasewise.rules.vocabulary import CAUSES, CLASSES, cause_column
 
 PHASES = ("queue", "context", "prefill", "first_token", "decode", "external")
@@ -70,9 +70,6 @@ class Sums(Protocol):
 
     @property
     def seconds(self) -> Mapping[str, float]: ...
-
-    def booked_s(self, cause: str) -> float:
-        """Seconds booked to one cause."""
 
     @property
     def stepped(self) -> int:
@@ -156,23 +153,20 @@ class RowSums:
 
     @cached_property
     def e2e_s(self) -> float:
-        return float(np.nansum(floats(self._rows, "e2e_s"))) if len(self._rows) else 0.0
+        return float(known(floats(self._rows, "e2e_s")).sum())
 
     @cached_property
     def measured_s(self) -> float:
-        return float(np.nan_to_num(floats(self._rows, "measured_s")).sum())
+        return float(known(floats(self._rows, "measured_s")).sum())
 
     @cached_property
     def phases_s(self) -> Mapping[str, float | None]:
         found = {name: floats(self._rows, f"{name}_s") for name in PHASES}
-        return {name: float(np.nansum(one)) if np.isfinite(one).any() else None for name, one in found.items()}
+        return {name: float(known(one).sum()) if np.isfinite(one).any() else None for name, one in found.items()}
 
     @cached_property
     def seconds(self) -> Mapping[str, float]:
         return seconds_by_cause(self._rows)
-
-    def booked_s(self, cause: str) -> float:
-        return float(self._rows[cause_column(cause)].sum() or 0.0)
 
     @cached_property
     def stepped(self) -> int:
@@ -197,11 +191,11 @@ class RowSums:
     @cached_property
     def unexplained_wait_s(self) -> float:
         booked = sum(
-            (np.nan_to_num(floats(self._rows, cause_column(cause))) for cause in WAITS),
+            (known(floats(self._rows, cause_column(cause))) for cause in WAITS),
             start=np.zeros(len(self._rows)),
         )
-        waited = np.nan_to_num(floats(self._rows, "queue_s")) - booked
-        unexplained = np.nan_to_num(floats(self._rows, cause_column("unexplained")))
+        waited = known(floats(self._rows, "queue_s")) - booked
+        unexplained = known(floats(self._rows, cause_column("unexplained")))
         return float(np.clip(waited, 0.0, unexplained).sum())
 
     @cached_property
@@ -231,12 +225,18 @@ def _sum(values: pl.Series) -> int | None:
     return int(values.sum()) if values.is_not_null().any() else None
 
 
+def _nanoseconds(seconds: Floats) -> int:
+    """Their sum. What is unknown, or does not fit into 64 bits, is left out."""
+    whole = np.rint(seconds * 1e9)
+    return int(whole[np.abs(whole) < 2**63].astype(np.int64).sum())
+
+
 def seconds_by_cause(rows: pl.DataFrame, weights: Floats | None = None) -> dict[str, float]:
     """Booked seconds by cause, summed as integer nanoseconds so that the order of rows changes nothing. weights: for how many
     requests each row stands."""
     found = {}
     for cause in CAUSES:
-        values = np.nan_to_num(floats(rows, cause_column(cause)))
+        values = floats(rows, cause_column(cause))
         values = values if weights is None else values * weights
-        found[cause] = int(np.rint(values * 1e9).astype(np.int64).sum()) / 1e9
+        found[cause] = _nanoseconds(values) / 1e9
     return found

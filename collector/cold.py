@@ -22,7 +22,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from phasewise.collector.balanced import pending, rename_hot
-from phasewise.collector.cold_files import is_there
+from phasewise.collector.cold_files import ColdFiles
 from phasewise.collector.lake import HOUR_NS, KINDS, crc32c_of
 from phasewise.collector.reach import EVER
 from phasewise.collector.records import arrow_schema, columns
@@ -86,7 +86,7 @@ def variable(kind: str) -> str:
     return f"cold_{kind}"
 
 
-def choose_files(statements: Statements, directory: Path, reached: Mapping[str, tuple[int, int]]) -> bool:
+def choose_files(statements: Statements, files: ColdFiles, reached: Mapping[str, tuple[int, int]]) -> bool:
     """Set which files the views read: those that may hold rows of these times. False where none does: then the hot tables
     alone hold everything that is asked for.
 
@@ -98,19 +98,19 @@ def choose_files(statements: Statements, directory: Path, reached: Mapping[str, 
             "SELECT path FROM main.cold_files WHERE kind = ? AND hour BETWEEN ? AND ? ORDER BY hour, path",
             [kind, low // HOUR_NS, high // HOUR_NS],
         )
-        paths = _there(directory, found)
+        paths = _there(files, found)
         chosen = chosen or bool(paths)
         if not paths:  # a view over files needs one to read the columns from
             found = statements.query("SELECT path FROM main.cold_files WHERE kind = ? LIMIT 1", [kind])
-            paths = _there(directory, found) or [str(_empty_file(directory, kind))] * found.height
+            paths = _there(files, found) or [str(_empty_file(files.directory, kind))] * found.height
         if paths:
             statements.execute(f"SET VARIABLE {variable(kind)} = ?", [paths])
     return chosen
 
 
-def _there(directory: Path, found: pl.DataFrame) -> list[str]:
+def _there(files: ColdFiles, found: pl.DataFrame) -> list[str]:
     """Of some files those that can be read. One that is gone takes its own rows with it, and no question: `missing_files` says so."""
-    return [str(whole) for path in found["path"] if is_there(whole := directory / path)]
+    return [str(files.directory / path) for path in found["path"] if files.is_there(path)]
 
 
 def _empty_file(directory: Path, kind: str) -> Path:
@@ -128,10 +128,10 @@ def _listed(paths: Iterable[Path]) -> str:
     return ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
 
 
-def make_views(statements: Statements, directory: Path, kinds: Iterable[str] = KINDS) -> None:
+def make_views(statements: Statements, files: ColdFiles, kinds: Iterable[str] = KINDS) -> None:
     """Make the views anew from what `cold_files` says; part of the caller's transaction."""
     statements.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-    choose_files(statements, directory, dict.fromkeys(KINDS, EVER))
+    choose_files(statements, files, dict.fromkeys(KINDS, EVER))
     for kind in kinds:
         found = statements.query("SELECT DISTINCT columns FROM main.cold_files WHERE kind = ?", [kind])
         statements.execute(view(kind, found["columns"]))
@@ -181,7 +181,7 @@ def hours_touched(rows: pl.DataFrame, start: str, end: str, near_ns: int) -> set
     return {hour for low, high in ranges.iter_rows() for hour in range(low, high + 1)}
 
 
-def thaw(statements: Statements, directory: Path, hours: Collection[int], now_unix_ns: int) -> bool:
+def thaw(statements: Statements, files: ColdFiles, hours: Collection[int], now_unix_ns: int) -> bool:
     """Bring those of these hours that are sealed back into the hot tables; whether any of them ever was sealed."""
     if not hours:
         return False
@@ -190,13 +190,13 @@ def thaw(statements: Statements, directory: Path, hours: Collection[int], now_un
     ).filter(pl.col("hour").is_in(list(hours)))
     sealed = found.filter(pl.col("state") == "sealed")["hour"].to_list()
     for hour in sealed:
-        _thaw_hour(statements, directory, hour)
+        _thaw_hour(statements, files, hour)
         statements.execute(
             "UPDATE main.sealed_hours SET state = 'thawed', thawed_unix_ns = ? WHERE hour = ?", [now_unix_ns, hour]
         )
     if sealed:
         rename_hot(statements, pending(statements))
-        make_views(statements, directory)
+        make_views(statements, files)
     return found.height > 0
 
 
@@ -210,10 +210,10 @@ def unknown(statements: Statements, kind: str, rows: pl.DataFrame) -> pl.DataFra
     return rows.join(known, on=list(key), how="anti", maintain_order="left")
 
 
-def _thaw_hour(statements: Statements, directory: Path, hour: int) -> None:
+def _thaw_hour(statements: Statements, files: ColdFiles, hour: int) -> None:
     """A row that is hot already is the later one of the two."""
     found = statements.query("SELECT kind, path, columns FROM main.cold_files WHERE hour = ? ORDER BY path", [hour])
-    there = [one for one in found.iter_rows() if is_there(directory / one[1])]
+    there = [one for one in found.iter_rows() if files.is_there(one[1])]
     for kind, path, told in there:
         present = set(told.split(","))
         listed = ", ".join(f'"{name}"' for name in columns(RECORDS[kind]) if name in present)
@@ -221,7 +221,7 @@ def _thaw_hour(statements: Statements, directory: Path, hour: int) -> None:
         same = " AND ".join(f'h."{name}" IS NOT DISTINCT FROM c."{name}"' for name in KEYS[kind])
         statements.execute(
             f'INSERT INTO main."{kind}" ({listed}) SELECT {listed} '
-            f"FROM read_parquet([{_listed([directory / path])}], hive_partitioning = false) c WHERE NOT EXISTS "
+            f"FROM read_parquet([{_listed([files.directory / path])}], hive_partitioning = false) c WHERE NOT EXISTS "
             f'(SELECT 1 FROM main."{kind}" h WHERE {same} AND h."{column}" >= ? AND h."{column}" < ?)',
             [hour * HOUR_NS, (hour + 1) * HOUR_NS],
         )

@@ -121,7 +121,7 @@ class CommittedWork:
         if self._write_error:  # a write of any kind tells whether writing works again
             transaction.execute("DELETE FROM positions WHERE name = 'tried'")
             transaction.execute("INSERT INTO positions VALUES ('tried', ?)", [str(self._clock())])
-        self._memory.store(transaction)
+        self._memory.store(transaction, self._clock())
         self._number(transaction)
 
     def _number(self, transaction: Transaction) -> None:
@@ -130,4 +130,4 @@ class CommittedWork:
 
     def _thaw(self, transaction: Transaction, hours: set[int]) -> None:
         """Sealed hours that something late touches become hot again."""
-        thaw(transaction, self._store.cold_directory, hours, self._clock())
+        thaw(transaction, self._store.cold_files, hours, self._clock())

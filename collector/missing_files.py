@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 
 from phasewise.collector.cold import Reading, enter_files, make_views, placed_file
-from phasewise.collector.cold_files import can_be_read, is_there
 from phasewise.collector.lake import KINDS, Lake, label
 from phasewise.collector.store import Store
 from phasewise.rules.errors import MachineError
@@ -23,10 +22,11 @@ def missing(store: Store) -> str:
     return f"{_told(gone)}; the first is {store.cold_directory / gone[0][2]}" if gone else ""
 
 
-def left_out(store: Store) -> str:
-    """Leave out files that are not there, take in those that are again; what is lost, empty where nothing newly is."""
+def left_out(store: Store, again: bool = True) -> str:
+    """Leave out files that are not there, take in those that are again; what is lost, empty where nothing newly is. again: False does not
+    look for those, which takes a list of all files."""
     gone = _gone(store)
-    found = _found_again(store) if _lacks_rows(store) else []
+    found = _found_again(store) if again and _lacks_rows(store) else []
     if gone or found:
         with store.write() as transaction:
             for _, _, path, _ in gone:
@@ -34,7 +34,7 @@ def left_out(store: Store) -> str:
             sealed = _sealed(transaction)  # late rows may have brought an hour back meanwhile
             found = [one for one in found if one[1] in sealed]
             enter_files(transaction, [placed_file(store.cold_directory, *one) for one in found])
-            make_views(transaction, store.cold_directory)
+            make_views(transaction, store.cold_files)
     if found:
         LOG.info("%d cold files are there again", len(found))
     return _told(gone)
@@ -42,7 +42,7 @@ def left_out(store: Store) -> str:
 
 def _gone(store: Store) -> list[tuple[str, int, str, int]]:
     placed = store.query('SELECT kind, hour, path, "rows" FROM main.cold_files ORDER BY hour, kind, path')
-    return [one for one in placed.iter_rows() if not is_there(store.cold_directory / one[2])]
+    return [one for one in placed.iter_rows() if not store.cold_files.is_there(one[2])]
 
 
 def _lacks_rows(store: Store) -> bool:
@@ -63,7 +63,7 @@ def _found_again(store: Store) -> list[tuple[str, int, str]]:
         for kind in KINDS
         for hour, paths in _named(Lake(store.cold_directory), kind).items()
         for path in paths
-        if hour in sealed and path not in known and can_be_read(store.cold_directory / path)
+        if hour in sealed and path not in known and store.cold_files.can_be_read(path)
     ]
 
 

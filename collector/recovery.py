@@ -116,7 +116,7 @@ def adopt(store: Store, now_unix_ns: int) -> Adopted:
                 [hour, generation, now_unix_ns, rows[hour]],
             )
         enter_kept(transaction, kept)
-        make_views(transaction, store.cold_directory)
+        make_views(transaction, store.cold_files)
     with store.write() as transaction:
         minutes = {hour * HOUR_NS + minute * rollups.MINUTE_NS for hour in generations for minute in range(60)}
         rollups.rebuild(transaction, minutes, {hour * HOUR_NS for hour in generations}, cold=True)

@@ -182,7 +182,7 @@ class Retention:
                 f"DELETE FROM main.rollups WHERE width_s < 3600 AND list_contains(?, bucket_unix_ns // {HOUR_NS})",
                 [listed],
             )
-            make_views(transaction, self._store.cold_directory)
+            make_views(transaction, self._store.cold_files)
         self.done.hours += len(listed)
         self.done.rows += int(gone["n"].item())
 

@@ -42,7 +42,7 @@ class Rewritten:
             "UPDATE main.sealed_hours SET generation = greatest(generation, ?) WHERE hour = ?",
             [self.generation, self.hour],
         )
-        make_views(transaction, transaction.cold_directory)
+        make_views(transaction, transaction.cold_files)
         return True
 
 

@@ -45,7 +45,7 @@ class RowWriter:
     ) -> None:
         self._profiles = around.profiles
         self._clock = around.clock
-        self._cold_directory = around.store.cold_directory
+        self._cold_files = around.store.cold_files
         self._identifiers = identifiers
         self._memory = memory
         self._transaction = transaction
@@ -222,7 +222,7 @@ class RowWriter:
 
     def _thaw(self, hours: set[int]) -> bool:
         """Sealed hours that something late touches become hot again; whether any of these hours ever was sealed."""
-        return thaw(self._transaction, self._cold_directory, hours, self._clock())
+        return thaw(self._transaction, self._cold_files, hours, self._clock())
 
     def _delete(self, keys: list[str], spans: pl.DataFrame, now: int) -> None:
         times = pl.concat([spans["start_unix_ns"], spans["end_unix_ns"].filter(spans["end_unix_ns"] > 0)])

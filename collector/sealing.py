@@ -88,7 +88,7 @@ class Sealer:
         Raises MachineError where the disk refuses.
         """
         with self._store.write() as transaction:  # rows that came past the writer join those that are sealed
-            thaw(transaction, self._store.cold_directory, [due.hour], self._clock())
+            thaw(transaction, self._store.cold_files, [due.hour], self._clock())
         generation = due.generation
         for _ in range(2):
             placed = self._written(due.hour, generation)
@@ -133,7 +133,7 @@ class Sealer:
             "? AS received_unix_ns, ? AS rows, ? AS expired_unix_ns",
             [due.hour, generation, self._clock(), due.received_unix_ns, sum(one.rows for one in placed), expired],
         )
-        make_views(transaction, self._store.cold_directory)
+        make_views(transaction, self._store.cold_files)
 
     def _count(self, kind: str, hour: int) -> int:
         column = KINDS[kind]

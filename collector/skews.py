@@ -9,7 +9,6 @@ calls that are fetched from a queue some time later give bounds that do not agre
 from __future__ import annotations
 
 import json
-import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ AGREEING_RATIO = 0.75  # of them
 PAIRS = 256  # of hosts; those that were silent longest are forgotten
 TOLD = 32  # of them, the furthest apart first
 STORED = 32  # of them, those with the newest calls
-STORED_EVERY_S = 5.0
+STORED_EVERY_NS = 5 * 10**9
 OLD_NS = 86_400 * 10**9  # what was measured a day before a start is known no more: clocks are set right meanwhile
 POSITION = "clock_skews"  # among the positions
 Bound = tuple[int, int, int]  # when, and the least and the most that the other clock is ahead; all in nanoseconds
@@ -77,7 +76,7 @@ class Skews:
     _bounds: OrderedDict[tuple[str, str], deque[Bound]] = field(default_factory=OrderedDict)
     _calls: dict[tuple[str, str], int] = field(default_factory=dict)
     _changed: bool = False
-    _stored_s: float = float("-inf")
+    _stored_unix_ns: int | None = None
 
     @classmethod
     def recalled(cls, text: str, now_unix_ns: int) -> Skews:
@@ -90,12 +89,13 @@ class Skews:
                 skews._calls[host, other] = calls
         return skews
 
-    def to_store(self, now_s: float | None = None) -> str | None:
-        """The text for `recalled` where it has something new and the last one was some time ago; now_s: monotonic."""
-        now_s = time.monotonic() if now_s is None else now_s
-        if not self._changed or now_s - self._stored_s < STORED_EVERY_S:
+    def to_store(self, now_unix_ns: int) -> str | None:
+        """The text for `recalled` where it has something new and the last one was some time ago, or the clock was set back since."""
+        if not self._changed:
             return None
-        self._changed, self._stored_s = False, now_s
+        if self._stored_unix_ns is not None and 0 <= now_unix_ns - self._stored_unix_ns < STORED_EVERY_NS:
+            return None
+        self._changed, self._stored_unix_ns = False, now_unix_ns
         newest = list(self._bounds.items())[-STORED:]
         told = [[*pair, self._calls[pair], list(kept)] for pair, kept in newest]
         return json.dumps(told, separators=(",", ":"))

@@ -18,29 +18,25 @@ import duckdb
 import polars as pl
 
 from phasewise.collector.cold import SCHEMA, choose_files, make_views
-from phasewise.collector.cold_files import find_damaged
+from phasewise.collector.cold_files import ColdFiles
 from phasewise.collector.durable import sync_path
 from phasewise.collector.migration import drop_copies, keep_copy, prepare, version_of
+from phasewise.collector.opening import Opening, attach_statement, copy_tables
 from phasewise.collector.ordered_rows import ordered
 from phasewise.collector.patience import Patience
 from phasewise.collector.reach import reach
 from phasewise.collector.readers import Readers
-from phasewise.collector.spill import remove_files_of_others, room
 from phasewise.collector.store_errors import cannot_open, is_for_memory, is_given_up
 from phasewise.collector.tables import SCHEMA_VERSION
 from phasewise.collector.transaction import Transaction, plain_integers
 from phasewise.rules.errors import MachineError, TooHeavy
 
-STORAGE_VERSION = "v1.5.0"  # so that one release back can still read a file made by this one
-CHECKPOINT_THRESHOLD = "256MB"  # by itself, in a commit; the writer makes it sooner, between two passes
-# Rows that each table takes before it packs them: those of a wide one lie unpacked in memory until then, and a checkpoint packs them
-# again. Fifteen times as many are DuckDB's choice, for tables that are loaded at once.
-ROW_GROUP_ROWS = 8192
 THREADS = 1  # of one statement, which runs in its caller's: most are small, and to hand parts of them around costs more than it saves
 # What was written lately stays in it until its place is needed, so a busy store fills it whatever is asked. A question that needs more uses
 # temporary files: all of a million requests is told with it.
 MEMORY_LIMIT = "512MB"
 _CLOSING_S, _CLOSING_STEP_S = 10.0, 0.05
+_LOOK_EVERY_S = 30.0
 _REOPEN_EVERY_S = 2.0  # on a disk that fails for good; a fault that passes costs one opening, at once
 
 
@@ -62,11 +58,7 @@ class Store:
         """spill_bytes: what temporary files may take; None takes the smaller of 4 GiB and 10 % of what is free. as_it_is: the tables of a
         damaged file, without the cold tier and not brought up to date."""
         self.path = path
-        self._threads = threads
-        self._memory_limit = memory_limit
-        self._spill_bytes = spill_bytes
         self._as_it_is = as_it_is
-        self._temporary = path.parent / "temporary"
         self._write_lock = threading.RLock()
         self._state_lock = threading.Lock()
         self._dead_because = ""
@@ -77,6 +69,9 @@ class Store:
         self.requests_stand = 0  # grows with each commit that may have brought or changed a row of `requests`
         self.tending = threading.RLock()  # held by whoever moves or rewrites sealed hours: upkeep, a purge
         self.cold_directory = path.parent.resolve() / "cold"
+        self.cold_files = ColdFiles(self.cold_directory)
+        self._looked_at = float("-inf")  # into cold files, in vain
+        self._opening = Opening(path, threads, memory_limit, spill_bytes, self.cold_directory)
         self._connection = self._open()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
@@ -94,9 +89,7 @@ class Store:
             try:
                 self._prepare(statements, version)
             except duckdb.Error:
-                with contextlib.suppress(duckdb.Error):
-                    connection.execute("ROLLBACK")
-                if not self._finds_damaged_files(statements):
+                if not self._finds_damaged_files(connection):
                     raise
                 self._prepare(statements, version)
         except duckdb.Error as error:
@@ -110,38 +103,32 @@ class Store:
     def _prepare(self, statements: Transaction, version: int | None) -> None:
         statements.execute("BEGIN TRANSACTION")
         prepare(statements, version)
-        make_views(statements, self.cold_directory)
+        make_views(statements, self.cold_files)
         statements.execute("COMMIT")
 
-    def _finds_damaged_files(self, statements: Transaction) -> bool:
-        """Whether it may be for cold files that a store cannot be opened; these are left out from now on."""
+    def _finds_damaged_files(self, cursor: duckdb.DuckDBPyConnection) -> bool:
+        """Whether it may be for cold files that a statement failed; these are left out from now on. Ends its transaction."""
+        with contextlib.suppress(duckdb.Error):
+            cursor.execute("ROLLBACK")
         try:
-            named = statements.query("SELECT path FROM main.cold_files")["path"]
+            named = cursor.execute("SELECT path FROM main.cold_files").fetchall()
         except duckdb.Error:
             return False
-        return find_damaged(self.cold_directory / path for path in named)
+        return self.cold_files.find_damaged(path for (path,) in named)
+
+    def _look_into_cold_files(self, error: duckdb.Error, cursor: duckdb.DuckDBPyConnection) -> None:
+        """What needed a file whose end is damaged fails once. Of such a file DuckDB says the name, or words of the reader of its columns,
+        which are of no kind; after a look in vain it can wait, for every file is looked into."""
+        is_of_a_file = type(error) is duckdb.Error or str(self.cold_directory) in str(error)
+        if is_of_a_file and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
+            found = self._finds_damaged_files(cursor)
+            self._looked_at = float("-inf") if found else time.monotonic()
 
     def _attached(self) -> tuple[duckdb.DuckDBPyConnection, int | None]:
         """The open file, and the version of its schema (None: a new one), which is none of a newer release."""
         try:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            spill_bytes = room(self.path.parent) if self._spill_bytes is None else self._spill_bytes
-            connection = duckdb.connect(
-                ":memory:",
-                config={
-                    "threads": self._threads,
-                    "memory_limit": self._memory_limit,
-                    "temp_directory": str(self._temporary),
-                    "max_temp_directory_size": f"{max(1, spill_bytes)}B",
-                    "autoinstall_known_extensions": "false",
-                    "autoload_known_extensions": "false",
-                },
-            )
-            # A file that is refused is closed as it is: else its log would be moved into it on the way out.
-            connection.execute("PRAGMA disable_checkpoint_on_shutdown")
-            escaped = str(self.path).replace("'", "''")
-            options = f"STORAGE_VERSION '{STORAGE_VERSION}', ROW_GROUP_SIZE {ROW_GROUP_ROWS}"
-            connection.execute(f"ATTACH '{escaped}' AS phasewise ({options})")
+            connection = duckdb.connect(":memory:", config=self._opening.settings())
+            self._opening.attach(connection)
         except OSError as error:
             raise MachineError(f"{self.path}: {error.strerror or error} (check owner and free space)") from error
         except duckdb.Error as error:
@@ -156,12 +143,7 @@ class Store:
         except BaseException:
             connection.close()
             raise
-        remove_files_of_others(self._temporary)  # of a process that was killed: the file is ours now
-        # The file is open: but for the cold tier nothing else on this machine is needed, so nothing else can be reached from SQL.
-        connection.execute("SET allowed_directories = ?", [[str(self.cold_directory)]])
-        connection.execute("SET enable_external_access = false")
-        connection.execute(f"SET checkpoint_threshold = '{CHECKPOINT_THRESHOLD}'")
-        connection.execute("SET lock_configuration = true")
+        self._opening.close_off(connection)
         return connection, version
 
     def copy_to(self, path: Path) -> pl.DataFrame:
@@ -170,16 +152,11 @@ class Store:
         The writer goes on meanwhile. Deleted rows leave no byte in the copy.
         """
         cursor, connection = self._cursor()
-        escaped = str(path).replace("'", "''")
         try:
-            cursor.execute(f"ATTACH '{escaped}' AS copied (STORAGE_VERSION '{STORAGE_VERSION}')")
+            cursor.execute(attach_statement(path, "copied"))
             try:
                 cursor.execute("BEGIN TRANSACTION")
-                found = cursor.execute(
-                    "SELECT table_name FROM duckdb_tables() WHERE database_name = 'phasewise' AND schema_name = 'main'"
-                ).fetchall()
-                for (table,) in sorted(found):
-                    cursor.execute(f'CREATE TABLE copied.main."{table}" AS FROM phasewise.main."{table}"').fetchall()
+                copy_tables(cursor)
                 positions: pl.DataFrame = cursor.sql("SELECT name, position FROM copied.main.positions").pl()
                 cursor.execute("COMMIT")
                 return positions
@@ -302,6 +279,7 @@ class Store:
             raise
         except duckdb.Error as error:
             self._raise_if_given_up(error, connection)
+            self._look_into_cold_files(error, cursor)
             raise
         finally:
             cursor.close()
@@ -309,7 +287,7 @@ class Store:
     def _reaches_cold(self, cursor: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[object]) -> bool:
         if cursor.execute("SELECT count(*) FROM main.cold_files").fetchall() == [(0,)]:
             return False
-        return choose_files(Transaction(cursor), self.cold_directory, reach(sql, parameters))
+        return choose_files(Transaction(cursor), self.cold_files, reach(sql, parameters))
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Transaction]:
@@ -320,7 +298,7 @@ class Store:
                 yield outer
                 return
             cursor, connection = self._cursor()
-            transaction = Transaction(cursor, self.cold_directory)
+            transaction = Transaction(cursor, self.cold_files)
             is_begun = False  # of its commit, which may be done all the same where it fails
             try:
                 cursor.execute("BEGIN TRANSACTION")
@@ -333,6 +311,8 @@ class Store:
                     self._raise_if_given_up(error, connection)
                 with contextlib.suppress(duckdb.Error):
                     cursor.execute("ROLLBACK")
+                if isinstance(error, duckdb.Error):
+                    self._look_into_cold_files(error, cursor)
                 raise
             finally:
                 self.requests_stand += is_begun and transaction.names_requests

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import polars as pl
 import pyarrow as pa
 
 from phasewise.collector.cold import choose_files
+from phasewise.collector.cold_files import ColdFiles
 from phasewise.collector.reach import EVER
 
 _FEW_ROWS = 100  # in one statement
@@ -33,19 +33,19 @@ class Cursor(Protocol):
 class Transaction:
     """Statements of one transaction of the writer. Tables are the hot ones; `whole.` before a name means the cold rows too."""
 
-    def __init__(self, cursor: Cursor, cold_directory: Path | None = None) -> None:
+    def __init__(self, cursor: Cursor, cold_files: ColdFiles | None = None) -> None:
         self._cursor = cursor
-        self._cold_directory = cold_directory
+        self._cold_files = cold_files
         self.names_requests = False  # whether a statement that is no question named the rows of requests, hot or cold
 
     @property
-    def cold_directory(self) -> Path:
-        assert self._cold_directory is not None
-        return self._cold_directory
+    def cold_files(self) -> ColdFiles:
+        assert self._cold_files is not None
+        return self._cold_files
 
     def look_back(self, *kinds: str, within: tuple[int, int] = EVER) -> None:
         """Makes `whole.<kind>` see the cold tier in the statements that follow: its hours between two times (Unix nanoseconds)."""
-        choose_files(self, self.cold_directory, dict.fromkeys(kinds, within))
+        choose_files(self, self.cold_files, dict.fromkeys(kinds, within))
 
     def execute(self, sql: str, parameters: Sequence[object] = ()) -> None:
         self.names_requests = self.names_requests or "requests" in sql or "cold_files" in sql

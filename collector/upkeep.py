@@ -24,6 +24,7 @@ READERS_GONE_S = 150.0  # no answer may take longer
 SEALS_A_RUN = 8
 LULL_BYTES = 1 << 20  # scrapes alone make a log grow by less in a round
 LONG_LOG_BYTES = 16 << 20  # shorter ones are read at a start in no time
+SEEK_S = 300.0  # between two looks for cold files that were gone
 SNAPSHOT_S = 86_400.0  # a backup that takes longer has ended
 
 
@@ -49,6 +50,7 @@ class Upkeep:
         self._retention = Retention(store, data_dir, keep, clock, monotonic)
         self._deleted_at: float | None = None
         self._replaced_at: float | None = monotonic() - READERS_GONE_S  # a process before may have left files
+        self._sought_at: float | None = None
         self._sealed = 0
         self._log_bytes = 0
         self._error = ""
@@ -56,8 +58,11 @@ class Upkeep:
     def run(self) -> None:
         """One round: files that vanished or are there again, files nobody reads any more, hours to seal, an hour to write anew, what is
         too old."""
+        seeks = self._sought_at is None or self._monotonic() - self._sought_at >= SEEK_S
         with self._store.tending:
-            lost = left_out(self._store)
+            lost = left_out(self._store, again=seeks)
+        if seeks:
+            self._sought_at = self._monotonic()
         if lost:  # without what a purge waits for: its writer is waited for here
             self._tell(lost)
         with self._store.tending:
@@ -100,7 +105,7 @@ class Upkeep:
         hour = rewriting_due(self._store)
         if hour is not None:
             with self._store.write() as transaction:
-                thaw(transaction, self._store.cold_directory, {hour}, self._clock())
+                thaw(transaction, self._store.cold_files, {hour}, self._clock())
         return hour is not None
 
     def status(self) -> dict[str, object]:

@@ -70,13 +70,13 @@ class Memory:
     commit: str = ""  # the number of the last one, as the store has it
     _told: list[tuple[str, str]] = field(default_factory=list)  # positions as they were stored last
 
-    def store(self, transaction: Transaction) -> None:
+    def store(self, transaction: Transaction, now_unix_ns: int) -> None:
         """Positions, counters, instances and what is dirty go with the rows they belong to."""
         self.registry.store(transaction)
         self.counters.store(transaction)
         self.dirty.store(transaction)
         self.refresher.store(transaction)
-        skews = self.skews.to_store()
+        skews = self.skews.to_store(now_unix_ns)
         if skews is not None:
             transaction.replace("positions", ("name",), ("name", "position"), [(SKEWS, skews)])
         if self.position is None:

@@ -8,17 +8,22 @@ from dataclasses import replace
 from typing import Any
 
 import polars as pl
+import pytest
 from analyzer_contexts import frame
 from builders import SECOND_NS, START_UNIX_NS, make_request, record_table
 
+from phasewise.analyzer.attribution import attribute_instance
 from phasewise.collector.context import Context, Setting
 from phasewise.collector.exposition import SAMPLE_SCHEMA
 from phasewise.collector.records import EngineStep, Request
 from phasewise.instrumented_engine.recording import Recording
 from phasewise.instrumented_engine.request_telemetry import request_telemetry
 from phasewise.instrumented_engine.telemetry import QUEUE_REASONS, RequestTelemetry
+from phasewise.rules.load import load_rulebook
+from phasewise.rules.vocabulary import CAUSES, cause_column
 
 INSTANCE = "engine-0"
+RULES = load_rulebook()
 
 
 class Steps:
@@ -190,3 +195,18 @@ def _row(sent: RequestTelemetry) -> Request:
         outcome="ok",
         **{f"queue_{reason}_s": value for reason, value in sent.queue_wait_s.items()},  # type: ignore[arg-type]
     )
+
+
+def booked(context: Context, request: Request) -> dict[str, float]:
+    """Seconds by cause of one request, zeros left out; they add up to its end-to-end time."""
+    row = attribute_instance(context, RULES).filter(pl.col("request_key") == request.request_key).row(0, named=True)
+    found = {cause: row[cause_column(cause)] for cause in CAUSES if row[cause_column(cause)] > 1e-9}
+    assert sum(found.values()) == pytest.approx(request.e2e_s, abs=1e-9)
+    return found
+
+
+def warm(steps: Steps, count: int, duration_s: float = 0.010, sequences: int = 1, context: int = 500) -> int:
+    """Decode steps that are all alike; the number of the last."""
+    for _ in range(count):
+        last = steps.ran(duration_s, sequences=sequences, context=context)
+    return last

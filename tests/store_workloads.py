@@ -22,12 +22,13 @@ from builders import START_UNIX_NS
 from writing import NOW, PLAIN, rulebook
 
 from phasewise.analyzer.attribution import attributor as _attributor  # noqa: F401  (here, so that no child has to)
-from phasewise.collector import store as store_module
+from phasewise.collector import opening
 from phasewise.collector import writer as writer_module
 from phasewise.collector.importers import pieces
 from phasewise.collector.lake import HOUR_NS
 from phasewise.collector.retention import DAY_NS, Keep, Retention, usage_of
 from phasewise.collector.sealing import Sealer, due_hours
+from phasewise.collector.store import Store
 from phasewise.dashboard import cli
 from phasewise.dashboard.commands import ingest as _ingest  # noqa: F401
 
@@ -39,9 +40,9 @@ _ATTACHED_S = 60.0
 _PR_SET_PTRACER, _ANYBODY = 0x59616D61, ctypes.c_ulong(-1)
 
 
-def _opened(data: Path) -> store_module.Store:
+def _opened(data: Path) -> Store:
     """With one thread: others only wait for each other over so few rows, which costs a traced process most of its time."""
-    return store_module.Store(data / "phasewise.duckdb", threads=1)
+    return Store(data / "phasewise.duckdb", threads=1)
 
 
 def index(data: Path) -> None:
@@ -145,7 +146,7 @@ def _run(job: Mapping[str, Any]) -> int:
 
 def main() -> None:
     """One JSON job a line in, one return code a line out."""
-    store_module.CHECKPOINT_THRESHOLD = CHECKPOINT_THRESHOLD
+    opening.CHECKPOINT_THRESHOLD = CHECKPOINT_THRESHOLD
     rulebook()
     for line in sys.stdin:
         print(_run(json.loads(line)), flush=True)

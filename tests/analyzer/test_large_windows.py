@@ -135,14 +135,23 @@ def test_the_same_requests_are_drawn_in_whatever_order_and_tier(
         assert text(verdict(other, "ttft:1s")) == judged
 
 
-def test_keys_that_somebody_chose_are_drawn_from_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LIMIT, 500)
-    chosen = [row | {"request_key": f"{number:032x}"} for number, row in enumerate(MADE)]
+@pytest.mark.parametrize("chosen_ratio", [0.0, 0.4, 0.5, 1.0])
+def test_keys_that_somebody_chose_are_drawn_as_evenly_as_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen_ratio: float
+) -> None:
+    """What imports bring may be named by others, also beside our own in one window."""
+    monkeypatch.setattr(LIMIT, 600)
+    mixed = [
+        row | ({"request_key": f"req-{number:06d}"} if number % 100 < 100 * chosen_ratio else {})
+        for number, row in enumerate(MADE)
+    ]
     with Store(tmp_path / "p.duckdb") as store:
-        fill(store, chosen)
-        asked = rows_in(Window(0, 2**62))
-        drawn = drawn_of(store, asked, 2900)
-        assert 400 < len(store.query(f"SELECT 1 FROM requests WHERE {drawn.sql}", drawn.parameters)) < 600
+        fill(store, mixed)
+        drawn = drawn_of(rows_in(Window(0, 2**62)), len(mixed))
+        keys = store.query(f"SELECT request_key FROM requests WHERE {drawn.sql}", drawn.parameters)["request_key"]
+    chosen = int(keys.str.starts_with("req-").sum())
+    for count, expected in ((chosen, 600 * chosen_ratio), (len(keys) - chosen, 600 * (1 - chosen_ratio))):
+        assert count == pytest.approx(expected, abs=4 * math.sqrt(expected))
 
 
 def sampled(store: Store, spans: list[Request], slo: str = "") -> dict[str, Any]:

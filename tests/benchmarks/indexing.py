@@ -63,6 +63,7 @@ STAGES = {
     "write attribution": ("collector.request_table", "_update"),
     "rollups": ("collector.rollups", "rebuild"),
     "archive": ("collector.writer", "Writer._archiving"),
+    "checkpoint": ("collector.writer", "Writer.shorten_log"),
 }
 
 

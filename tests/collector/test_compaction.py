@@ -57,7 +57,7 @@ def split(store: Store, lake: Lake) -> None:
         transaction.execute("DELETE FROM main.cold_files WHERE kind = 'requests'")
         found = lake.files("requests")[HOUR]
         enter_files(transaction, [placed_file(lake.directory, "requests", HOUR, path) for path in found])
-        make_views(transaction, store.cold_directory)
+        make_views(transaction, store.cold_files)
 
 
 def _of(folder: Path) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import aged_days
+import duckdb
 import pytest
 from builders import START_UNIX_NS
 from writing import bench, engine_span
 
-from phasewise.collector import cold_files
+from phasewise.collector.cold import thaw
 from phasewise.collector.integrity import check
 from phasewise.collector.lake import Lake
 from phasewise.collector.recovery import FILE, open_store
@@ -20,7 +21,7 @@ from phasewise.collector.retention import DAY_NS, Keep
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.collector.store import Store
 from phasewise.collector.store_errors import DamagedStore
-from phasewise.collector.upkeep import Upkeep
+from phasewise.collector.upkeep import SEEK_S, Upkeep
 
 NOW = START_UNIX_NS + 6 * DAY_NS
 EACH = aged_days.EACH
@@ -90,6 +91,11 @@ def cut(whole: bytes) -> bytes:
     return whole[: len(whole) // 2]
 
 
+def first_file(data: Path) -> Path:
+    """Of two, of requests."""
+    return sorted((data / "cold" / "requests").glob("date=*/hour=*/*.parquet"))[0]
+
+
 def garbled(whole: bytes) -> bytes:
     """The first bytes of what stands at its end: of its columns."""
     starts = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
@@ -97,23 +103,15 @@ def garbled(whole: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [cut, garbled])
-def test_a_file_whose_end_is_damaged_is_as_good_as_gone(
-    data: Path, damage: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_whose_end_is_damaged_is_as_good_as_gone(data: Path, damage: Callable[[bytes], bytes]) -> None:
     """Without its columns no view can be made: the store was taken for damaged, and what it alone held was moved aside."""
-
-    def another_process() -> None:
-        monkeypatch.setattr(cold_files, "_DAMAGED", set())
-
-    hurt = sorted((data / "cold" / "requests").glob("date=*/hour=*/*.parquet"))[0]
+    hurt = first_file(data)
     whole = hurt.read_bytes()
     hurt.write_bytes(damage(whole))
-    another_process()
     offline = check(data)
     assert "moved aside" not in str(offline["faults"])
     assert "rows of requests of hour" in str(offline["faults"])
     for told_of in (1, 0):
-        another_process()
         store, told = open_store(data, clock)
         with store:
             assert told.count("1 cold files of the hours") == told_of, told
@@ -122,11 +120,72 @@ def test_a_file_whose_end_is_damaged_is_as_good_as_gone(
             assert counted(store) == (EACH, 1, 1)
     assert not (data / "quarantine").exists()
     hurt.write_bytes(whole)
-    another_process()
     store, told = open_store(data, clock)
     with store:
         assert (told, counted(store)) == ("", (2 * EACH, 1, 1))
     assert check(data)["ok"]
+
+
+@pytest.mark.parametrize("damage", [cut, garbled])
+def test_a_file_that_breaks_while_it_runs_fails_what_needs_it_once(
+    data: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    hurt = first_file(data)
+    whole = hurt.read_bytes()
+    said: list[str] = []
+    now_s = 0.0
+    with Store(data / FILE) as store:
+        keeper = Upkeep(store, data, Keep(raw_days=3650), clock, monotonic=lambda: now_s, tell=said.append)
+        assert counted(store) == (2 * EACH, 1, 1)
+        hurt.write_bytes(damage(whole))
+        with pytest.raises(duckdb.Error):
+            counted(store)
+        assert counted(store) == (EACH, 1, 1)
+        for _ in range(2):
+            keeper.run()
+        assert len(said) == 1 and "1 cold files of the hours" in said[0], said
+        assert counted(store) == (EACH, 1, 1)
+        hurt.write_bytes(whole)
+        now_s += SEEK_S
+        keeper.run()
+        assert (counted(store), len(said)) == ((2 * EACH, 1, 1), 1)
+    assert check(data)["ok"]
+
+
+def test_a_write_that_needs_a_file_that_broke_fails_once(data: Path) -> None:
+    hour = next(iter(Lake(data / "cold").files("requests")))
+    with Store(data / FILE) as store:
+        first_file(data).write_bytes(b"")
+
+        def bring_back() -> None:
+            with store.write() as transaction:
+                thaw(transaction, store.cold_files, [hour], NOW)
+
+        with pytest.raises(duckdb.Error):
+            bring_back()
+        bring_back()
+        assert counted(store) == (EACH, 1, 1)
+
+
+def test_what_one_store_knows_of_a_file_no_other_store_of_the_process_takes_for_true(data: Path) -> None:
+    hurt = first_file(data)
+    whole = hurt.read_bytes()
+    hurt.write_bytes(cut(whole))
+    with Store(data / FILE) as store:
+        assert counted(store) == (EACH, 1, 1)
+    hurt.write_bytes(whole)
+    with Store(data / FILE) as store:
+        assert counted(store) == (2 * EACH, 1, 1)
+
+
+def test_a_statement_that_is_wrong_looks_into_no_file(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    with Store(data / FILE) as store:
+        monkeypatch.setattr(store.cold_files, "can_be_read", looked.append)
+        for wrong in ("SELECT nothing FROM requests", "SELECT CAST(engine AS INTEGER) FROM requests", "SELECT"):
+            with pytest.raises(duckdb.Error):
+                store.query(wrong)
+        assert looked == []
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
@@ -136,6 +195,7 @@ def test_files_that_vanish_while_it_runs_take_no_question_with_them(
     aside = tmp_path / "aside"
     gone = sorted((data / "cold").glob("*/date=*/hour=*/*.parquet"))[:: 1 if all_of_them else 2]
     said: list[str] = []
+    now_s = 0.0
     with Store(data / FILE) as store:
         whole = counted(store)
         assert whole == (2 * EACH, 1, 1)
@@ -144,7 +204,7 @@ def test_files_that_vanish_while_it_runs_take_no_question_with_them(
             shutil.move(path, aside / path.relative_to(data))
         at_once = counted(store)
         assert at_once == (0 if all_of_them else EACH, 1, 1)
-        keeper = Upkeep(store, data, Keep(raw_days=3650), clock, tell=said.append)
+        keeper = Upkeep(store, data, Keep(raw_days=3650), clock, monotonic=lambda: now_s, tell=said.append)
         for _ in range(2):
             keeper.run()
         assert len(said) == 1 and f"{len(gone)} cold files of the hours" in said[0], said
@@ -152,7 +212,10 @@ def test_files_that_vanish_while_it_runs_take_no_question_with_them(
         for path in gone:
             path.parent.mkdir(parents=True, exist_ok=True)  # upkeep removes empty folders
             shutil.move(aside / path.relative_to(data), path)
-        keeper.run()
+        for passed_s in (SEEK_S - 30, SEEK_S):  # to look for them takes a list of everything: not each half minute
+            now_s = passed_s
+            assert counted(store) == at_once
+            keeper.run()
         assert (counted(store), len(said)) == (whole, 1)
     assert check(data)["ok"]
 

@@ -139,7 +139,7 @@ def test_a_late_row_of_an_expired_hour_takes_nothing_from_its_rollup(store: Stor
         for due in due_hours(store, time.now):
             assert Sealer(store, time.clock).seal(due)
             with store.write() as transaction:
-                thaw(transaction, store.cold_directory, [FIRST], time.now)
+                thaw(transaction, store.cold_files, [FIRST], time.now)
 
 
 def test_a_jump_of_the_clock_deletes_nothing(store: Store, time: Time) -> None:

@@ -89,7 +89,7 @@ def test_an_hour_that_comes_back_before_it_was_renamed_is_renamed_then(tmp_path:
         recognised(b)
         assert b.writer.add_samples([page(b, 60, FIRST)]) == 0
         with b.store.write() as transaction:
-            thaw(transaction, b.store.cold_directory, {at(0) // HOUR_NS}, b.clock.now)
+            thaw(transaction, b.store.cold_files, {at(0) // HOUR_NS}, b.clock.now)
         assert b.rows("SELECT count(*) AS n FROM engine_samples WHERE instance = 'lb:8000'")[0]["n"] <= 3
         assert renamed(b) == EXPECTED
 

@@ -209,8 +209,8 @@ def test_what_comes_late_brings_its_hour_back_and_the_hour_is_sealed_again(store
     for due in due_hours(store, LATER):
         sealer(store).seal(due)
     with store.write() as transaction:
-        assert thaw(transaction, store.cold_directory, {FIRST, FIRST + 7}, LATER)
-        assert not thaw(transaction, store.cold_directory, {FIRST + 7}, LATER)
+        assert thaw(transaction, store.cold_files, {FIRST, FIRST + 7}, LATER)
+        assert not thaw(transaction, store.cold_files, {FIRST + 7}, LATER)
         transaction.execute("UPDATE main.requests SET revision = 2, queue_s = 99 WHERE request_key = ?", [f"{1:032x}"])
     assert hot(store) > 30
     assert store.query("SELECT queue_s, revision FROM requests WHERE request_key = ?", [f"{1:032x}"]).rows() == [
@@ -260,5 +260,5 @@ def test_rows_of_an_older_release_lack_columns(store: Store, tmp_path: Path) -> 
         assert sealer(newer).seal(due)
         assert newer.query("SELECT count(*) AS n, count(tenant) AS t FROM requests").rows() == [(120, 0)]
         with newer.write() as transaction:
-            thaw(transaction, newer.cold_directory, {FIRST}, LATER)
+            thaw(transaction, newer.cold_files, {FIRST}, LATER)
         assert newer.query("SELECT count(*) AS n FROM requests").rows() == [(120,)]

@@ -16,7 +16,7 @@ from writing import NOW, SECOND, Bench, bench, rulebook
 
 from phasewise.analyzer.attribution import attributor
 from phasewise.collector.scan import scan_traces
-from phasewise.collector.skews import CALLS, OLD_NS, SCHEMA, Skews, skew_of
+from phasewise.collector.skews import CALLS, OLD_NS, SCHEMA, STORED_EVERY_NS, Skews, skew_of
 
 HOURS_S = 2 * 3600
 EACH = 24  # calls of a host
@@ -206,8 +206,20 @@ def test_a_day_later_it_is_known_no_more() -> None:
     skews = Skews()
     for host, at in (("b", 0), ("c", SECOND)):
         skews.see(pl.DataFrame([("a", host, at, 1, 3)], schema=SCHEMA, orient="row"))
-    text = skews.to_store(0.0)
+    text = skews.to_store(0)
     assert text is not None
-    assert skews.to_store(3600.0) is None, "nothing is new"
+    assert skews.to_store(3600 * SECOND) is None, "nothing is new"
     assert [one.other_host for one in Skews.recalled(text, OLD_NS)] == ["c"]
     assert list(Skews.recalled(text, OLD_NS - 1)) == list(skews)
+
+
+def test_what_is_new_is_stored_once_in_a_while_also_after_the_clock_was_set_back() -> None:
+    skews = Skews()
+
+    def stored_at(unix_ns: int) -> bool:
+        skews.see(pl.DataFrame([("a", "b", unix_ns, 1, 3)], schema=SCHEMA, orient="row"))
+        return skews.to_store(unix_ns) is not None
+
+    day = 86_400 * SECOND
+    moments = (day, day + STORED_EVERY_NS - 1, day + STORED_EVERY_NS, 0, 1)
+    assert [stored_at(moment) for moment in moments] == [True, False, True, True, False]
