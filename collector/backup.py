@@ -25,6 +25,7 @@ from phasewise.collector.recovery import FILE
 from phasewise.collector.segment import segment_numbers, segment_path
 from phasewise.collector.sidecar import Committed, Sidecar
 from phasewise.collector.store import Store
+from phasewise.collector.store_errors import DamagedStore
 from phasewise.collector.tables import SCHEMA_VERSION
 from phasewise.rules.errors import InputError, MachineError
 
@@ -131,11 +132,11 @@ def restore(source: Path, data: Path) -> dict[str, object]:
             _copy(source / entry["path"], data / entry["path"])
     except OSError as error:
         raise MachineError(f"{data}: cannot be restored: {error.strerror or error} (make room)") from error
-    with Store(data / FILE) as store:
-        problem = store.verify()
-        rows = store.query("SELECT count(*) AS n FROM requests")["n"].item()
-    if problem:
-        raise MachineError(f"{data}: restored, but the store cannot be read: {problem}")
+    try:
+        with Store(data / FILE, verified=True) as store:
+            rows = store.query("SELECT count(*) AS n FROM requests")["n"].item()
+    except DamagedStore as error:
+        raise MachineError(f"{data}: restored, but the store cannot be read: {error}") from error
     return {"data": str(data), "commit": told["commit"], "files": len(listed), "requests": rows}
 
 

@@ -125,12 +125,7 @@ def adopt(store: Store, now_unix_ns: int) -> Adopted:
 
 
 def _opened(path: Path) -> Store:
-    store = Store(path)
-    damage = store.verify() if path.stat().st_size <= VERIFIED_BYTES else ""
-    if damage:
-        store.close()
-        raise DamagedStore(f"{path}: {damage}")
-    return store
+    return Store(path, verified=path.exists() and path.stat().st_size <= VERIFIED_BYTES)
 
 
 def _move(path: Path, aside: Path) -> bool:

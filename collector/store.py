@@ -54,11 +54,14 @@ class Store:
         memory_limit: str = MEMORY_LIMIT,
         spill_bytes: int | None = None,
         as_it_is: bool = False,
+        verified: bool = False,
     ) -> None:
         """spill_bytes: what temporary files may take; None takes the smaller of 4 GiB and 10 % of what is free. as_it_is: the tables of a
-        damaged file, without the cold tier and not brought up to date."""
+        damaged file, without the cold tier and not brought up to date; not a byte is written. verified: every row is read first; raises
+        DamagedStore, and leaves the file as it is, where one cannot be."""
         self.path = path
         self._as_it_is = as_it_is
+        self._to_be_verified = verified
         self._write_lock = threading.RLock()
         self._state_lock = threading.Lock()
         self._dead_because = ""
@@ -136,7 +139,11 @@ class Store:
         try:
             connection.execute("USE phasewise")
             version = version_of(Transaction(connection), self.path)
-            connection.execute("PRAGMA enable_checkpoint_on_shutdown")
+            if self._to_be_verified:
+                self._verify(connection)
+                self._to_be_verified = False  # where it is opened again, questions wait for it
+            if not self._as_it_is:
+                connection.execute("PRAGMA enable_checkpoint_on_shutdown")
         except duckdb.Error as error:
             connection.close()
             raise cannot_open(self.path, str(error)) from error
@@ -204,20 +211,17 @@ class Store:
                     raise MachineError(f"{self.path}: a question does not end: {error} (try again)") from error
             time.sleep(_CLOSING_STEP_S)
 
-    def verify(self) -> str:
-        """Read every block of the hot tables; what is wrong with them, empty where nothing is."""
-        found = self.query(
+    def _verify(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Read every value of every row: DuckDB compares the checksum of each block that it reads. What it does not read is a block that is
+        free, or that deleted rows alone stand in: nothing is lost with those."""
+        found = connection.execute(
             "SELECT table_name FROM duckdb_tables() WHERE database_name = 'phasewise' AND schema_name = 'main'"
-        )
-        for table in found["table_name"]:
-            cursor, _ = self._cursor()
+        ).fetchall()
+        for (table,) in sorted(found):
             try:
-                cursor.execute(f'SELECT bit_xor(hash(t)) FROM main."{table}" t').fetchall()
+                connection.execute(f'SELECT bit_xor(hash(t)) FROM main."{table}" t').fetchall()
             except duckdb.Error as error:
-                return f"table {table}: {str(error).splitlines()[0]}"
-            finally:
-                cursor.close()
-        return ""
+                raise cannot_open(self.path, f"table {table}: {error}") from error
 
     def try_query(self, sql: str, parameters: Sequence[object] = ()) -> tuple[pl.DataFrame | None, str]:
         """The rows of a SELECT, or None and why they cannot be read: of a file that is known to be damaged."""

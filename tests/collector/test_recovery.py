@@ -13,6 +13,7 @@ from writing import Bench, engine_span, rulebook
 
 from phasewise.collector.import_marks import Mark
 from phasewise.collector.importers import Imported
+from phasewise.collector.integrity import check
 from phasewise.collector.recovery import open_store
 from phasewise.collector.sealing import Sealer, due_hours
 from phasewise.collector.sidecar import SLOT_BYTES, Committed, Sidecar
@@ -132,13 +133,15 @@ def test_a_broken_file_is_moved_aside_and_made_anew(stopped: tuple[Bench, pl.Dat
         path.write_bytes(bytes(data))
     else:
         damage(path)
+    damaged = path.read_bytes()
+    assert not check(b.folder)["ok"]
     with pytest.raises(DamagedStore, match="db restore"):
         open_store(b.folder, b.clock, "fail")
-    assert path.exists() and not (b.folder / "quarantine").exists()
+    assert path.read_bytes() == damaged and not (b.folder / "quarantine").exists()
     store, _ = reopened(b, "a new one holds 1 sealed hours (30 rows)")
     with store:
         (aside,) = (b.folder / "quarantine").iterdir()
-        assert (aside / "phasewise.duckdb").stat().st_size > 1000
+        assert (aside / "phasewise.duckdb").read_bytes() == damaged
         assert store.query(ROWS).select("request_key", "e2e_s").equals(before.select("request_key", "e2e_s"))
         hours = store.query("SELECT sum(requests) AS n FROM rollups WHERE width_s = 3600")
         assert hours["n"].item() >= 30
