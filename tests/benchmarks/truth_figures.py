@@ -12,6 +12,8 @@ from phasewise.rules.vocabulary import CAUSES, CLASSES
 OBJECTIVES = ("ttft", "itl", "e2e")
 VIEWS = ("steps", "spans")
 ABSTAINED = "inconclusive"  # no primary class: the verdict names none
+CLEAR_MARGIN = 0.2  # of a request: a smaller lead over the next class is ambiguous
+WHOLE_RUN = "e2e"  # the objective that a run as a whole is asked for
 NONE = "-"
 
 
@@ -39,12 +41,23 @@ class Label:
 Pair = tuple[Label, Answer]
 
 
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Of the requests whose truth has a margin over CLEAR_MARGIN: how many there are, of how many their own attribution names the true
+    class, the true cause, and no class at all."""
+
+    of: int = 0
+    right_class: int = 0
+    right_cause: int = 0
+    abstained: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """One scenario through both views.
 
     truth: objective -> label, without those that have none; verdicts: view -> objective -> verdict. dominant: requests whose
-    own attribution (with steps) names the class, and the cause, of their truth, and how many have a truth.
+    own attribution (with steps) names the class, and the cause, of their truth, and how many have a truth. clear: view -> those of a clear truth.
     unexplained_ratio: of end to end, over requests, with steps. seconds: what the parts of the work took.
     """
 
@@ -59,6 +72,7 @@ class Judged:
     dominant_of: int
     unexplained_ratio_p50: float
     unexplained_ratio_p95: float
+    clear: Mapping[str, Requests] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
@@ -99,6 +113,26 @@ def abstained(compared: Sequence[Pair]) -> float | None:
     return _share([verdict.kind == ABSTAINED for _, verdict in compared])
 
 
+def clear_share(judged: Iterable[Judged], view: str, what: str) -> float | None:
+    """Of all requests with a clear truth the share that is right_class, right_cause or abstained."""
+    counts = [one.clear[view] for one in judged if view in one.clear]
+    of = sum(one.of for one in counts)
+    return sum(getattr(one, what) for one in counts) / of if of else None
+
+
+def runs(judged: Iterable[Judged], view: str) -> list[Pair]:
+    """One pair a scenario: the run as a whole."""
+    return pairs(judged, view, [WHOLE_RUN])
+
+
+def sure_and_wrong(compared: Sequence[Pair]) -> int:
+    """Windows with a clear truth for which another class is named at high confidence."""
+    return sum(
+        answer.confidence == "high" and answer.kind not in (ABSTAINED, truth.kind)
+        for truth, answer in dominant(compared)
+    )
+
+
 def summary(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
     """What the last line tells. Accuracies are of all windows (scenario and objective) that have a truth, abstentions counted
     as wrong; `_dominant`: of those whose truth is not close. dominant_right: of requests. unexplained: of the worst scenario."""
@@ -115,6 +149,14 @@ def summary(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
         "windows_dominant": len(dominant(steps)),
         "class_accuracy_steps_dominant": _rounded(class_accuracy(dominant(steps))),
         "class_accuracy_spans_dominant": _rounded(class_accuracy(dominant(spans))),
+        "clear_requests": sum(one.clear["steps"].of for one in judged if one.clear),
+        "clear_requests_right_steps": _rounded(clear_share(judged, "steps", "right_class")),
+        "clear_requests_right_spans": _rounded(clear_share(judged, "spans", "right_class")),
+        "runs_right_class_steps": sum(truth.kind == said.kind for truth, said in runs(judged, "steps")),
+        "runs_right_cause_steps": sum(truth.cause == said.cause for truth, said in runs(judged, "steps")),
+        "runs_abstained_spans": _rounded(abstained(runs(judged, "spans"))),
+        "sure_and_wrong_steps": sure_and_wrong(steps),
+        "sure_and_wrong_spans": sure_and_wrong(spans),
         "unexplained_ratio_p95": _rounded(max((one.unexplained_ratio_p95 for one in judged), default=None)),
     }
 
@@ -158,14 +200,18 @@ _VIEW = {"steps": "engine with steps", "spans": "vLLM's spans and scrapes"}
 def _by_family(judged: Sequence[Judged]) -> list[str]:
     families = list(dict.fromkeys(one.family for one in judged))
     width = max((len(name) for name in families), default=6)
-    lines = [f"{'family':<{width}}  right with steps  right from spans  dominant  unexplained p95"]
+    lines = [
+        f"{'family':<{width}}  right with steps  right from spans  dominant  clear, steps  clear, spans  unexplained p95"
+    ]
     for family in families:
         own = [one for one in judged if one.family == family]
         of = sum(one.dominant_of for one in own)
         dominant = sum(one.dominant_class for one in own) / of if of else None
         worst = max(one.unexplained_ratio_p95 for one in own)
         lines.append(
-            f"{family:<{width}}  {_counted(own, 'steps'):>16}  {_counted(own, 'spans'):>16}  {_percent(dominant):>8}  {worst:>14.1%}"
+            f"{family:<{width}}  {_counted(own, 'steps'):>16}  {_counted(own, 'spans'):>16}  {_percent(dominant):>8}"
+            f"  {_percent(clear_share(own, 'steps', 'right_class')):>12}  {_percent(clear_share(own, 'spans', 'right_class')):>12}"
+            f"  {worst:>14.1%}"
         )
     return lines
 
@@ -185,6 +231,10 @@ def _totals(judged: Sequence[Judged]) -> list[str]:
         f"causes right: {_percent(cause_accuracy(steps))} with steps, {_percent(cause_accuracy(spans))} from spans",
         f"classes right where spans gave an answer: {_percent(answered_accuracy(spans))}; with steps: "
         f"{_percent(answered_accuracy(steps))} ({_percent(abstained(steps))} abstained)",
+        f"requests whose truth has a margin over {CLEAR_MARGIN:.0%}: class right for {_percent(clear_share(judged, 'steps', 'right_class'))} with "
+        f"steps, {_percent(clear_share(judged, 'spans', 'right_class'))} from spans (none named for "
+        f"{_percent(clear_share(judged, 'spans', 'abstained'))})",
+        f"wrong at high confidence where the truth is not close: {sure_and_wrong(steps)} windows with steps, {sure_and_wrong(spans)} from spans",
         f"requests whose dominant cause is the true one (with steps): {_percent(causes)} of {of:,}",
     ]
     spent: Counter[str] = Counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from benchmarks.truth_figures import ABSTAINED, OBJECTIVES, Answer, Judged, Label
+from benchmarks.truth_figures import ABSTAINED, CLEAR_MARGIN, OBJECTIVES, Answer, Judged, Label, Requests
 from benchmarks.truth_views import View, from_spans, with_steps
 
+from phasewise.instrumented_engine import vllm_view
 from phasewise.instrumented_engine.truth.families import draw
 from phasewise.instrumented_engine.truth.truth import Truth, truth_of
 from phasewise.rules.load import Rulebook, load_rulebook
@@ -66,6 +67,10 @@ def judge(task: Task) -> Judged:
         dominant_of=len(compared),
         unexplained_ratio_p50=_quantile(unexplained, 0.5),
         unexplained_ratio_p95=_quantile(unexplained, 0.95),
+        clear={
+            "steps": clear_requests(compared),
+            "spans": clear_requests(against_truth(spans.rows, truth, vllm_view.request_id)),
+        },
         seconds=clock.seconds,
     )
 
@@ -99,13 +104,29 @@ def _answer(verdict: Mapping[str, Any] | None) -> Answer:
     )
 
 
-def against_truth(rows: pl.DataFrame, truth: Truth) -> pl.DataFrame:
-    """Requests whose truth is a class: their own attribution (primary_class, cause) beside it (class, true_cause)."""
-    true = truth.rows().select(
-        "request_id", "class", pl.col("cause").alias("true_cause"), pl.col("margin_ratio").alias("margin")
+def against_truth(rows: pl.DataFrame, truth: Truth, named: Callable[[str], str] = str) -> pl.DataFrame:
+    """Requests whose truth is a class: their own attribution (primary_class, cause) beside it (class, true_cause). named: how the sender
+    of `rows` calls a request."""
+    rows_of = truth.rows()
+    true = rows_of.select(
+        pl.Series("request_id", [named(one) for one in rows_of["request_id"]], dtype=pl.String),
+        "class",
+        pl.col("cause").alias("true_cause"),
+        pl.col("margin_ratio").alias("margin"),
     )
     known = true.filter(pl.col("class").is_not_null())
     return known.join(rows.select("request_id", "primary_class", "cause"), on="request_id", how="inner")
+
+
+def clear_requests(compared: pl.DataFrame) -> Requests:
+    """Counts of what `against_truth` tells, of those with a clear truth."""
+    clear = compared.filter(pl.col("margin") > CLEAR_MARGIN)
+    return Requests(
+        of=len(clear),
+        right_class=int((clear["primary_class"] == clear["class"]).sum()),
+        right_cause=int((clear["cause"] == clear["true_cause"]).sum()),
+        abstained=int((clear["primary_class"].fill_null(ABSTAINED) == ABSTAINED).sum()),
+    )
 
 
 def _quantile(values: pl.Series, at: float) -> float:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from benchmarks import truth as scoreboard
-from benchmarks.truth_figures import Answer, Judged, Label, confusion, report, summary
-from benchmarks.truth_scenario import Task, against_truth, judge, labels
+from benchmarks.truth_figures import Answer, Judged, Label, Requests, confusion, report, summary, sure_and_wrong
+from benchmarks.truth_scenario import Task, against_truth, clear_requests, judge, labels
 from benchmarks.truth_views import from_spans, limit_of, with_steps
-from polars import Series
+from polars import DataFrame, Series
 
+from phasewise.instrumented_engine import vllm_view
 from phasewise.instrumented_engine.truth.families import FAMILIES, draw
 from phasewise.instrumented_engine.truth.truth import truth_of
 from phasewise.rules.load import load_rulebook
@@ -41,6 +43,46 @@ def test_accuracy_counts_windows_and_an_abstention_is_not_right() -> None:
     assert list(told.values())[:6] == [4, 0.75, 0.25, 20 / 32, 0.5, 9]
     assert (told["class_accuracy_steps_dominant"], told["class_accuracy_spans_dominant"]) == (0.6667, 0.3333)
     assert any("kv" in line for line in report(judged))
+
+
+def test_requests_with_a_clear_truth_are_counted_by_view() -> None:
+    compared = DataFrame(
+        {
+            "class": ["kv", "kv", "host", "compute"],
+            "true_cause": ["kv.wait", "kv.wait", "host", "prefill.compute"],
+            "margin": [0.9, 0.21, 0.2, 0.5],
+            "primary_class": ["kv", "inconclusive", "host", None],
+            "cause": ["kv.preempt", None, "host", None],
+        }
+    )
+    assert clear_requests(compared) == Requests(of=3, right_class=1, right_cause=0, abstained=2)
+    one = replace(made("kv", "kv", "host"), clear={"steps": Requests(4, 3, 2, 0), "spans": Requests(4, 1, 1, 2)})
+    told = summary([one, replace(one, clear={"steps": Requests(0), "spans": Requests(0)})], 1)
+    assert (told["clear_requests"], told["clear_requests_right_steps"], told["clear_requests_right_spans"]) == (
+        4,
+        0.75,
+        0.25,
+    )
+
+
+def test_a_wrong_answer_at_high_confidence_is_counted_where_the_truth_is_clear() -> None:
+    sure = Answer("host", None, confidence="high")
+    clear, close = Label("kv", None), Label("kv", None, is_dominant=False)
+    assert sure_and_wrong([(clear, sure), (close, sure), (clear, Answer("inconclusive", None, confidence="high"))]) == 1
+    assert sure_and_wrong([(clear, Answer("host", None, confidence="medium")), (Label("host", None), sure)]) == 0
+
+
+def test_a_run_is_asked_for_its_end_to_end() -> None:
+    one = replace(
+        made("kv", "kv", "kv"),
+        truth={"e2e": Label("kv", "kv.wait"), "ttft": Label("kv", "kv.wait")},
+        verdicts={
+            "steps": {"e2e": Answer("kv", "kv.preempt"), "ttft": Answer("host", None)},
+            "spans": {"e2e": Answer("inconclusive", None), "ttft": Answer("kv", None)},
+        },
+    )
+    told = summary([one], 1)
+    assert (told["runs_right_class_steps"], told["runs_right_cause_steps"], told["runs_abstained_spans"]) == (1, 0, 1.0)
 
 
 def test_a_matrix_has_the_truth_in_its_rows() -> None:
@@ -78,6 +120,7 @@ def test_a_scenario_passes_both_views(family: str, tmp_path: Path) -> None:
     assert spans.rows["model"].null_count() == 0
     known = truth.rows().filter(truth.rows()["class"].is_not_null())
     assert len(against_truth(steps.rows, truth)) == len(known)
+    assert len(against_truth(spans.rows, truth, vllm_view.request_id)) == len(known)
     assert set(labels(truth)) == {name for name in ("ttft", "itl", "e2e") if truth.windows[name].cls}
     true_figures = truth.rows().sort("request_id")
     for column in ("ttft_s", "e2e_s"):
