@@ -33,6 +33,17 @@ def test_every_verb_has_a_heading() -> None:
     assert set(VERBS) <= headings("cli.md")
 
 
+def test_every_cause_is_told_from_those_that_look_like_it() -> None:
+    text = (DOCS / "diagnosis.md").read_text()
+    sections = dict(re.findall(r"^### (\S+)\n(.*?)(?=^#|\Z)", text, re.M | re.S))
+    assert list(sections) == list(CAUSES)
+    for cause, told in sections.items():
+        said = dict(re.findall(r"^- \*\*(.+?)\*\*: (.+)$", told, re.M))
+        assert list(said) == ["What", "Proves", "Refutes", "Looks like"], cause
+        alike = set(re.findall(r"`([a-z_.]+)`", said["Looks like"]))
+        assert alike & set(CAUSES) - {cause}, cause
+
+
 def verb_parser(verb: str) -> argparse.ArgumentParser:
     found = parser()._subparsers._group_actions[0].choices[verb]  # type: ignore[union-attr,index]
     assert isinstance(found, argparse.ArgumentParser)
