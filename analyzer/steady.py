@@ -1,4 +1,8 @@
-"""Steady decoding, what is left of decode without others' prefill and preemption: weight bytes, KV bytes, compute, host."""
+"""Steady decoding, what is left of decode without others' prefill and preemption: weight bytes, KV bytes, compute, links, host.
+
+Where the accelerator's kernels were measured, the step that ran beside a request is timed by their curves and divided by what each
+resource would save of it; else by its bytes and FLOPs at a usual share of the peaks. What is above that is the host's.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import numpy.typing as npt
 
 from phasewise.analyzer.decoding import BANDWIDTH_EFFICIENCY
 from phasewise.analyzer.intervals import Floats, or_zero
+from phasewise.analyzer.kernel_times import Parts, kernel_times
 from phasewise.analyzer.machine import Machine, machine
 from phasewise.collector.context import Context
 from phasewise.rules.counting import Precision, decode_step
@@ -21,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 COMPUTE_EFFICIENCY = 0.75  # best matrix products reach 73-87 % of the data sheet, roofline.md 4.1
 CONTEXT_GRAIN_TOKENS = 64  # contexts are counted in these steps: the error is far below that of the efficiencies
 KEPT_COUNTS = 16_384  # batches of one model, and contexts in grains, from which on nothing is remembered
-CAUSES = ("decode.weights", "decode.kv", "decode.compute", "host", "unexplained")
+CAUSES = ("decode.weights", "decode.kv", "decode.compute", "communication.node", "host", "unexplained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class DecodeSplit:
     """For each request: shares of bandwidth bytes, and the least step time by memory and by compute (NaN: no accelerator).
 
     weight_share: weight bytes over all bytes of its steps; intensity: FLOP per byte of the linear layers; lowest, highest:
-    ridges of the accelerators known, between which an unknown one is not judged.
+    ridges of the accelerators known, between which an unknown one is not judged. kernels: a step by resource, where measured curves tell.
     """
 
     weight_share: Floats
@@ -38,9 +43,12 @@ class DecodeSplit:
     compute_s: Floats
     lowest_ridge: float
     highest_ridge: float
+    kernels: Parts | None = None
 
     def shares(self, steady_s: Floats, gaps: Floats) -> Mapping[str, Floats]:
         """Seconds of steady decode of each request by cause; they add up to steady_s."""
+        if self.kernels is not None:
+            return _by_kernels(self.kernels, steady_s, np.maximum(gaps, 1.0))
         share, memory, compute = self.weight_share, self.memory_s, self.compute_s
         known = np.isfinite(memory)
         steps = np.maximum(gaps, 1.0)
@@ -55,6 +63,20 @@ class DecodeSplit:
             "host": np.where(known, steady_s - bound, 0.0),
             "unexplained": np.where(~below & ~above, steady_s, 0.0),
         }
+
+
+def _by_kernels(parts: Parts, steady_s: Floats, steps: Floats) -> Mapping[str, Floats]:
+    """Steps that take longer than their kernels wait for the host; kernels that should take longer are faster all alike."""
+    expected = parts.total * steps
+    scale = steps * np.divide(np.minimum(expected, steady_s), expected, out=np.zeros_like(expected), where=expected > 0)
+    found = {
+        "decode.weights": parts.weights * scale,
+        "decode.kv": parts.kv * scale,
+        "decode.compute": parts.compute * scale,
+        "communication.node": parts.links * scale,
+    }
+    # The rest to the last bit, floors of the calls among it.
+    return found | {"host": np.maximum(steady_s - sum(found.values(), start=np.zeros_like(steady_s)), 0.0)}
 
 
 def ridges(rulebook: Rulebook, dtype: str) -> tuple[float, float]:
@@ -101,7 +123,9 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
         memory = moved / built.devices / (built.gpu.memory_bandwidth_bytes_per_s * BANDWIDTH_EFFICIENCY)
         done = flops + sizes * kv_flops
         compute = done / built.devices / (peak * COMPUTE_EFFICIENCY) if peak else np.zeros(n)
-    return DecodeSplit(share, intensity, memory, compute, lowest, highest)
+    kernels = kernel_times(built)
+    parts = kernels.decoding(batch, batch * np.maximum(tokens, 1.0)) if kernels is not None else None
+    return DecodeSplit(share, intensity, memory, compute, lowest, highest, parts)
 
 
 class _Table:

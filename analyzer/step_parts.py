@@ -10,11 +10,12 @@ what is above the time the weights take at the best efficiency devices reach.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from phasewise.analyzer.intervals import Floats
+from phasewise.analyzer.kernel_times import KernelTimes, kernel_times
 from phasewise.analyzer.machine import Machine
 from phasewise.analyzer.step_bounds import Bounds, kv_token_bytes, weight_bytes
 from phasewise.analyzer.step_fit import Composition, StepModel
@@ -25,6 +26,9 @@ WEIGHT_EFFICIENCY = 0.8
 WEIGHTS_OVER_KV = 1.2
 # How far the cost of a token of context lies from that of its bytes is trusted against an error of this, as a share of those bytes.
 TOLD_RATIO = 0.5
+FEW_TOKENS, SLOWEST_LINK = 1.0, 32.0
+CONTEXT_TOKENS = 1024.0  # a step of the context in which the slope of its curve is taken
+CURVE_ERROR = 1.1  # the curves' median error: what tokens cost beyond so many times their own time is not theirs
 SEEN_SPREADS = 0.5  # a change of a step by so much of its noise would show over many steps
 COMPUTE_EFFICIENCY = 0.75
 LEAST_COMPUTE_EFFICIENCY = 0.5  # what tokens cost up to here may be FLOPs (matrix products reach 51-97 %)
@@ -61,6 +65,9 @@ class Prompt:
 
 def split(model: StepModel, built: Machine, made_of: Composition, prompt: Prompt | None = None) -> Split:
     """Splits the predicted duration of each composition. prompt: of its chunks, where it has any."""
+    kernels = kernel_times(built)
+    if kernels is not None and model.bounds is not None:
+        return _by_kernels(model, model.bounds, kernels, made_of, prompt)
     busy = made_of.tokens > 0
     linear = model.tokens_s(made_of.tokens)
     constant = model.constant_s + model.routed_s(made_of.tokens)
@@ -84,6 +91,66 @@ def split(model: StepModel, built: Machine, made_of: Composition, prompt: Prompt
         ]
     )
     return Split(np.where(busy, parts, 0.0))
+
+
+def _by_kernels(
+    model: StepModel, bounds: Bounds, kernels: KernelTimes, made_of: Composition, prompt: Prompt | None
+) -> Split:
+    """Where the accelerator's kernels were measured: all but attention by their curves, as far as the steps are that long and do not
+    show that the device waits; what is above them is the host's."""
+    busy = made_of.tokens > 0
+    linear = kernels.linear(made_of.tokens, made_of.sequences)
+    linear = replace(linear, links=linear.links * _slow_links(model, bounds, kernels))
+    fitted = (
+        model.constant_s
+        + model.routed_s(made_of.tokens)
+        + model.tokens_s(made_of.tokens)
+        + model.prefilling_s * made_of.prefilling
+        + model.sequence_s * made_of.sequences
+    )
+    expected = linear.total
+    told = _told(model, bounds, np.maximum(fitted / np.maximum(expected, 1e-300), 1.0))
+    # A device that reads KV slower than any curve says is as much slower at all else.
+    surely = max(_top_slope(model) - model.context_error_s, 0.0)
+    slower = np.maximum(1.0, told * surely / (CURVE_ERROR * _context_slope_s(kernels, made_of)))
+    seen = np.where(made_of.sequences > 0, 1.0 - told * _hidden(model, bounds, made_of), 1.0)
+    device = np.minimum(expected * slower * seen, fitted)
+    scale = np.divide(device, expected, out=np.zeros_like(expected), where=expected > 0)
+    kv = model.context_time_s(made_of.context)
+    attended = _attended_by_flops(model)
+    attention = model.pair_s * made_of.pairs
+    by_bytes = _by_bytes(model, prompt)
+    parts = np.stack(
+        [
+            linear.compute * scale + attention * (1.0 - by_bytes) + kv * attended,
+            linear.weights * scale,
+            kv * (1.0 - attended),
+            attention * by_bytes,
+            linear.floors * scale + fitted - device,
+            linear.links * scale,
+        ]
+    )
+    return Split(np.where(busy, parts, 0.0))
+
+
+def _context_slope_s(kernels: KernelTimes, made_of: Composition) -> Floats:
+    """What a further token of context should cost where so many sequences decode."""
+    sequences = np.maximum(made_of.sequences, 1.0)
+    near, far = (kernels.decoding(sequences, made_of.context + more).total for more in (0.0, CONTEXT_TOKENS))
+    return np.asarray(np.maximum((far - near) / CONTEXT_TOKENS, 1e-300))
+
+
+def _slow_links(model: StepModel, bounds: Bounds, kernels: KernelTimes) -> float:
+    """How many times slower than measured elsewhere the links of a node are: what tokens cost beyond computing them, over what they
+    should cost on the link. Of a dense model: experts' bytes grow with the tokens too."""
+    most = min(model.most_tokens, FAR_TOKENS * 4.0)
+    if bounds.routed or bounds.collective_s <= 0 or most <= FEW_TOKENS:
+        return 1.0
+    at = np.array([FEW_TOKENS, most])
+    told = kernels.linear(at, np.ones(2))
+    grown, linked = (float(one[1] - one[0]) for one in (model.tokens_s(at), told.links))
+    computed = float((told.total - told.links)[1] - (told.total - told.links)[0])
+    return min(max((grown - CURVE_ERROR * computed) / linked, 1.0), SLOWEST_LINK) if linked > 0 else 1.0
 
 
 def _weights_s(model: StepModel, built: Machine, made_of: Composition, constant_s: Floats) -> Floats:

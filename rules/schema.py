@@ -42,7 +42,7 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEfficiency:
-    """What share of the peaks one kind of kernel reaches, as the engine's time law uses it (`executors/operators.py`).
+    """What share of the peaks one kind of kernel reaches, as the engine's time law uses it (`rules/kernels/operators.py`).
 
     compute_ratio, memory_ratio: share of the data sheet's peak a large call reaches. Half of it is reached at half_rows (rows
     of a product, of each expert where there are experts; tokens each query attends to), half_columns and half_depth (outer

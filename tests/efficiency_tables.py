@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from phasewise.instrumented_engine.executors.collectives import AllReduce
-from phasewise.instrumented_engine.executors.operators import (
+from phasewise.rules.kernels.collectives import AllReduce
+from phasewise.rules.kernels.operators import (
     DecodeAttention,
     Elementwise,
     ExpertGemm,

@@ -4,7 +4,7 @@
     step   = device and host, overlapped (asynchronous scheduling) or one after the other, + cold start
 
 Each call of a kernel takes the smooth maximum of its compute and memory time, both with efficiencies that grow with the shape
-(`operators.py`), plus the floor of a call; the coefficients are fitted to published measurements (`rules/gpus/*.toml`, table
+(`rules/kernels/operators.py`), plus the floor of a call; the coefficients are fitted to published measurements (`rules/gpus/*.toml`, table
 `efficiency`, else `rules/efficiency.toml`). No efficiency is above 1, so no step beats the data sheet. FLOPs and bytes are
 those of `rules/counting.py`.
 """
@@ -17,9 +17,9 @@ from dataclasses import replace
 import numpy as np
 
 from phasewise.instrumented_engine.executors.deployment import Deployment, kv_blocks_for
-from phasewise.instrumented_engine.executors.operators import Amount, Kept, one_where_any, smooth_maximum
-from phasewise.instrumented_engine.executors.replica import Replica, replica_of
 from phasewise.instrumented_engine.recording import Floats, Ints, StepComposition
+from phasewise.rules.kernels.operators import Amount, Kept, one_where_any, smooth_maximum
+from phasewise.rules.kernels.replica import Replica, replica_of
 
 __all__ = ["LAW_COLUMNS", "RESOURCES", "Deployment", "TimeLaw", "kv_blocks_for"]
 

@@ -133,14 +133,15 @@ def test_what_a_tier_takes_to_load_kv_is_kv_and_the_rest_of_the_context_is_not()
 
 
 def test_a_known_accelerator_separates_bytes_from_host_time() -> None:
-    """Llama-3.1-8B, batch 1, on an H100: about 4.6 ms of reading a step (roofline.md 2.6); 40 ms measured is host."""
+    """Llama-3.1-8B, batch 1, on an H100: 4.6 ms of reading a step at the data sheet's bandwidth (roofline.md 2.6), of which such
+    kernels reach 0.84; 40 ms measured is host."""
     row = make_request(
         queue_s=0.0, prefill_s=0.1, decode_s=4.0, output_tokens=101, input_tokens=2000, model="llama-3.1-8b"
     )
     found = booked(make_context([row], settings={"accelerator": "h100_sxm"}))
     reading = found["decode.weights"] + found["decode.kv"]
-    assert reading == pytest.approx(100 * 4.56e-3 / 0.6, rel=0.02)
-    assert found["host"] == pytest.approx(4.0 - reading + 0.01)
+    assert reading == pytest.approx(100 * 4.56e-3 / 0.84, rel=0.05)
+    assert found["host"] == pytest.approx(4.0 - reading - found["decode.compute"] + 0.01)
 
 
 def test_phases_beyond_end_to_end_are_cut_within_tolerance_and_refused_beyond() -> None:

@@ -68,12 +68,6 @@ def test_an_8b_on_an_h100_decodes_at_the_speed_of_its_weights(
     share = booked(recording, "llama-3.1-8b", "h100-sxm")
     assert share["decode.weights"] == max(share.values())
     assert share["host"] == pytest.approx(host, abs=0.1)
-    # At most what is above the weights at the best efficiency.
-    bounds = bounds_of(Machine(at.model, at.gpu, Precision(), "bf16", 1))
-    assert bounds is not None
-    best_s = float(bounds.weights_s(np.ones(1))[0]) / WEIGHT_EFFICIENCY
-    step_s = float(np.mean([one.duration_ns for one in recording.telemetry()])) / 1e9
-    assert share["host"] <= 1 - best_s / step_s + 0.02
 
 
 @pytest.mark.parametrize(

@@ -101,11 +101,12 @@ def test_a_step_as_long_whatever_it_holds_is_the_host_s() -> None:
 
 
 def test_a_constant_near_what_the_weights_cost_is_reading_them() -> None:
+    """But for starting the kernels, a tenth of such a step by their curves, which no byte makes shorter."""
     shares = decoded_at(lambda sequences, context: WEIGHTS_S / 0.8 + context * KV_TOKEN_S / 0.8, H100_8B)
     mean = WEIGHTS_S / (WEIGHTS_S + 18 * 2150 * KV_TOKEN_S)
-    assert shares["decode.weights"] == pytest.approx(mean, abs=0.05)
     assert shares["decode.kv"] == pytest.approx(1 - mean, abs=0.05)
-    assert shares.get("host", 0.0) < 0.02
+    assert shares.get("host", 0.0) < 0.11
+    assert shares["decode.weights"] == pytest.approx(mean - shares["host"], abs=0.05)
 
 
 def test_a_constant_far_above_the_weights_is_weights_and_host() -> None:

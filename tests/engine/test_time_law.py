@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from time_law_steps import FP8, RULES, bound_s, columns, composed, deployment, without
 
-from phasewise.instrumented_engine.executors.operators import Kept
 from phasewise.instrumented_engine.executors.time_law import RESOURCES, TimeLaw
 from phasewise.rules.counting import (
     Precision,
@@ -20,6 +19,7 @@ from phasewise.rules.counting import (
     head_weights,
     linear_weight_bytes_read,
 )
+from phasewise.rules.kernels.operators import Kept
 
 DEPLOYMENTS = {
     "dense": deployment(),

@@ -8,10 +8,10 @@ import pytest
 from time_law_steps import FP8, RULES, bound_s, composed, deployment, without
 
 from phasewise.instrumented_engine.executors.deployment import kv_blocks_for
-from phasewise.instrumented_engine.executors.replica import Replica
 from phasewise.instrumented_engine.executors.time_law import TimeLaw
 from phasewise.rules.counting import Precision, fixed_linear_weights, head_weights
 from phasewise.rules.errors import InputError
+from phasewise.rules.kernels.replica import Replica
 
 # --- devices, host, launches -----------------------------------------------------------------------------------------
 

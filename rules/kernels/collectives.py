@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phasewise.instrumented_engine.executors.operators import EVERYTHING, Amount, Kept, one_where_any, smooth_maximum
+from phasewise.rules.kernels.operators import EVERYTHING, Amount, Kept, one_where_any, smooth_maximum
 from phasewise.rules.schema import CollectiveEfficiency
 
 

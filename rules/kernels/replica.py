@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phasewise.instrumented_engine.executors.collectives import AllReduce
-from phasewise.instrumented_engine.executors.deployment import Deployment
-from phasewise.instrumented_engine.executors.operators import (
+from phasewise.rules.counting import attention_flops_per_pair, kv_elements_per_token
+from phasewise.rules.efficiency_file import generic_efficiency
+from phasewise.rules.kernels.collectives import AllReduce
+from phasewise.rules.kernels.operators import (
     Amount,
     DecodeAttention,
     Elementwise,
@@ -17,8 +18,7 @@ from phasewise.instrumented_engine.executors.operators import (
     Kernel,
     PrefillAttention,
 )
-from phasewise.rules.counting import attention_flops_per_pair, kv_elements_per_token
-from phasewise.rules.efficiency_file import generic_efficiency
+from phasewise.rules.kernels.placement import Placement
 from phasewise.rules.schema import Efficiency, Model, OperatorEfficiency
 
 SAMPLING_PASSES = 4  # over the logits in fp32: copy, temperature, softmax, choice
@@ -74,17 +74,17 @@ class Replica:
         return total
 
 
-def replica_of(deployment: Deployment) -> Replica:
-    return _Builder(deployment).build()
+def replica_of(placement: Placement) -> Replica:
+    return _Builder(placement).build()
 
 
 class _Builder:
-    def __init__(self, deployment: Deployment) -> None:
-        self.at = deployment
-        self.model: Model = deployment.model
-        self.devices = deployment.tensor_parallel_count
-        self.efficiency: Efficiency = deployment.gpu.efficiency or generic_efficiency()
-        self.activation_bytes = deployment.precision.activation_bits / 8
+    def __init__(self, placement: Placement) -> None:
+        self.at = placement
+        self.model: Model = placement.model
+        self.devices = placement.tensor_parallel_count
+        self.efficiency: Efficiency = placement.gpu.efficiency or generic_efficiency()
+        self.activation_bytes = placement.precision.activation_bits / 8
 
     def build(self) -> Replica:
         model, at = self.model, self.at
@@ -246,7 +246,7 @@ class _Builder:
 
     def _all_reduce(self, calls: int, bytes_per_row: float) -> AllReduce:
         link = self.at.gpu.link_bandwidth_bytes_per_s
-        assert link is not None  # Deployment refuses several devices without it
+        assert link is not None  # nobody asks for several devices without it
         return AllReduce(
             curve=self.efficiency.all_reduce,
             devices=self.devices,
