@@ -16,14 +16,22 @@ if TYPE_CHECKING:
     from phasewise.analyzer.replicas import Reader
 
 Devices = Sequence[Mapping[str, Any]]  # as devices_in gives them
-_SQL = """
+_MEANS = (
+    "utilization_ratio engine_active_ratio sm_active_ratio tensor_active_ratio dram_active_ratio power_w sm_clock_hz"
+).split()
+
+
+def _mean(name: str) -> str:
+    """To nine digits after the point, and the same in whatever order the readings are added."""
+    return f'sum(TRY_CAST("{name}" * 1e9 AS BIGINT)) / 1e9 / nullif(count("{name}"), 0) AS "{name}"'
+
+
+_SQL = f"""
 WITH "one" AS (
   SELECT "device", "instance", max("host") AS "host", max("namespace") AS "namespace", max("pod") AS "pod", max("model") AS "model",
     arg_max("source", "unix_ns") AS "source", count(*) AS "readings_n", max("unix_ns") AS "last_unix_ns",
-    avg("utilization_ratio") AS "utilization_ratio", avg("engine_active_ratio") AS "engine_active_ratio",
-    avg("sm_active_ratio") AS "sm_active_ratio", avg("tensor_active_ratio") AS "tensor_active_ratio",
-    avg("dram_active_ratio") AS "dram_active_ratio", avg("power_w") AS "power_w", max("memory_used_bytes") AS "memory_used_bytes",
-    max("memory_total_bytes") AS "memory_total_bytes", max("temperature_c") AS "temperature_c", avg("sm_clock_hz") AS "sm_clock_hz",
+    {", ".join(_mean(name) for name in _MEANS)}, max("memory_used_bytes") AS "memory_used_bytes", max("memory_total_bytes") AS "memory_total_bytes",
+    max("temperature_c") AS "temperature_c",
     bit_or("throttle_reasons") AS "throttle_reasons", arg_max("xid", "unix_ns") AS "xid"
   FROM "gpu_samples" WHERE "unix_ns" >= ? AND "unix_ns" < ? GROUP BY "device", "instance"
 ),

@@ -17,7 +17,7 @@ import ibis
 import polars as pl
 
 from phasewise.analyzer.filters import sample_conditions
-from phasewise.analyzer.questions import Bins
+from phasewise.analyzer.questions import Bins, exact_mean, exact_sum
 from phasewise.analyzer.step_samples import COUNTERS as STEP_COUNTERS
 from phasewise.analyzer.step_samples import SOURCE as STEPS
 from phasewise.analyzer.step_samples import THINNED_SQL, stretches
@@ -89,21 +89,21 @@ def state_sql() -> str:
     samples = _differences(_with_gaps(_samples()))
     changes = {f"{name}_change": samples[f"{name}_change"].sum() for name in _COUNTERS}
     one = samples.group_by(["bin", "replica"]).aggregate(
-        running=samples["running"].mean(),
-        waiting=samples["waiting"].mean(),
+        running=exact_mean(samples["running"]),
+        waiting=exact_mean(samples["waiting"]),
         kv_usage_ratio=samples["kv_usage_ratio"].max(),
         retracted=samples["retracted"].max(),
-        prefix_hit_ratio=samples["prefix_hit_ratio"].mean(),
+        prefix_hit_ratio=exact_mean(samples["prefix_hit_ratio"]),
         gap=samples["gap"].any(),
         **changes,
     )
     answer = one.group_by("bin").aggregate(
         replicas_n=one.count(),
-        running=one["running"].sum(),
-        waiting=one["waiting"].sum(),
+        running=exact_sum(one["running"]),
+        waiting=exact_sum(one["waiting"]),
         kv_usage_ratio=one["kv_usage_ratio"].max(),
         retracted=one["retracted"].sum(),
-        prefix_hit_ratio=one["prefix_hit_ratio"].mean(),
+        prefix_hit_ratio=exact_mean(one["prefix_hit_ratio"]),
         **{f"{name}_change": ibis.ifelse(one["gap"].any(), None, one[f"{name}_change"].sum()) for name in _COUNTERS},
     )
     return _sql(answer.order_by("bin"))
@@ -121,7 +121,7 @@ def totals_sql() -> str:
         running_max=samples["running"].max(),
         waiting_max=samples["waiting"].max(),
         kv_usage_max_ratio=samples["kv_usage_ratio"].max(),
-        prefix_hit_gauge_ratio=samples["prefix_hit_ratio"].mean(),
+        prefix_hit_gauge_ratio=exact_mean(samples["prefix_hit_ratio"]),
         **{f"{name}_change": samples[f"{name}_change"].sum() for name in _COUNTERS},
     )
     return _sql(answer)

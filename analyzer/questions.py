@@ -5,7 +5,8 @@ relation, ``rows``: the requests of a window (see `ask`), with two columns more 
 time bin its completion falls into, and ``marked``, whether it belongs to the set under question (the slow ones, a box
 drawn on a heatmap). Values reach the statement as bound parameters only.
 
-Percentiles are linear interpolation between order statistics (``quantile_cont``).
+Percentiles are linear interpolation between order statistics (``quantile_cont``). Durations are added up as whole nanoseconds
+(`exact_sum`): a sum of floats would depend on the order of the rows, and so on threads and on the tier they stand in.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import ibis
@@ -36,6 +38,7 @@ _SCHEMA = {name: _IBIS[kind] for name, kind in columns(Request).items()} | {"bin
 PHASES = ("queue", "context", "prefill", "combined", "first_token", "decode", "external", "residual")
 # Heatmap rows: quarter octaves of a second.
 STEPS_AN_OCTAVE = 4
+_MOST_BUCKETS = 100  # of a dimension, `unknown` included
 
 
 def few(n: int, p: float) -> bool:
@@ -51,16 +54,38 @@ def _sql(expression: Any) -> str:
     return str(ibis.to_sql(expression, dialect="duckdb"))
 
 
-def _label(rows: Any, by: Dimension) -> Any:
-    """The value of a dimension as text, `unknown` where it is not known."""
+def exact_sum(seconds: Any) -> Any:
+    """Seconds of all rows, the same to the last bit in whatever order they are added; NULL where none is known."""
+    # Values that are no duration (not a number, centuries) do not fit, and are left out.
+    return (seconds * 1e9).try_cast("int64").sum() / 1e9
+
+
+def exact_mean(value: Any) -> Any:
+    """The mean of what is known, to nine digits after the point."""
+    return exact_sum(value) / value.count().nullif(0)
+
+
+def _value(rows: Any, by: Dimension) -> Any:
+    """What rows are put together by: the place of the bucket, or the text."""
     if by.edges is None:
         return rows[by.column].cast("string").fill_null(UNKNOWN)
     if by.column == "cached_ratio":
         value = rows["cached_tokens"].cast("float64") / rows["input_tokens"].nullif(0)
+        edges: Sequence[float] = by.edges
     else:
         value = rows[by.column]
-    branches = [(value.isnull(), UNKNOWN), *((value < edge, by.labels[i]) for i, edge in enumerate(by.edges))]
-    return ibis.cases(*branches, else_=by.labels[-1])
+        edges = [
+            math.ceil(edge) for edge in by.edges
+        ]  # of whole numbers; compared as such they take a third of the time
+    branches = [(value.isnull(), len(by.labels)), *((value < edge, place) for place, edge in enumerate(edges))]
+    return ibis.cases(*branches, else_=len(by.labels) - 1)
+
+
+def _label(value: Any, by: Dimension) -> Any:
+    """The value of a dimension as text, `unknown` where it is not known: said once a group, not once a row."""
+    if by.edges is None:
+        return value
+    return ibis.cases(*((value == place, label) for place, label in enumerate(by.labels)), else_=UNKNOWN)
 
 
 def _many(flag: Any) -> Any:
@@ -78,11 +103,8 @@ def _percentiles(column: Any, prefix: str) -> dict[str, Any]:
 def _class_seconds(rows: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in CLASSES:
-        parts = [rows[cause_column(cause)].sum() for cause in CAUSES if CLASS_OF_CAUSE[cause] == name]
-        total = parts[0].fill_null(0.0)
-        for part in parts[1:]:
-            total = total + part.fill_null(0.0)
-        found[f"{name}_s"] = total
+        parts = [rows[cause_column(cause)].fill_null(0.0) for cause in CAUSES if CLASS_OF_CAUSE[cause] == name]
+        found[f"{name}_s"] = exact_sum(reduce(add, parts)).fill_null(0.0)
     return found
 
 
@@ -90,15 +112,17 @@ def _class_seconds(rows: Any) -> dict[str, Any]:
 def slices_sql(by: tuple[str, ...], metric_name: str) -> str:
     """One row a combination of values: n, percentiles of the metric, marked rows, seconds by class, end-to-end seconds."""
     rows = _rows()
-    keys = {f"by_{i}": _label(rows, dimension(name)) for i, name in enumerate(by)}
+    dims = {f"by_{i}": dimension(name) for i, name in enumerate(by)}
+    keys = {key: _value(rows, found) for key, found in dims.items()}
     column = rows[metric(metric_name).column]
     answer = rows.group_by(**keys).aggregate(
         n=rows.count(),
         marked_n=_many(rows["marked"]),
         **_percentiles(column, "metric"),
-        e2e_s=rows["e2e_s"].sum(),
+        e2e_s=exact_sum(rows["e2e_s"]),
         **_class_seconds(rows),
     )
+    answer = answer.mutate(**{key: _label(answer[key], found) for key, found in dims.items()})
     return _sql(answer.order_by(list(keys)))
 
 
@@ -118,7 +142,7 @@ def overview_sql() -> str:
         "first_finished_unix_ns": rows["finished_unix_ns"].min(),
         "last_finished_unix_ns": rows["finished_unix_ns"].max(),
         **{name: rows[name].sum().cast("int64") for name in ("input_tokens", "output_tokens", "cached_tokens")},
-        "e2e_s": rows["e2e_s"].sum(),
+        "e2e_s": exact_sum(rows["e2e_s"]),
     }
     for name, found in METRICS.items():
         measures |= _percentiles(rows[found.column], name.replace(".", "_"))
@@ -144,8 +168,8 @@ def trend_sql(metric_names: tuple[str, ...]) -> str:
 def causes_over_time_sql() -> str:
     """Seconds booked to each cause, and end-to-end seconds, a time bin."""
     rows = _rows()
-    seconds = {cause: rows[cause_column(cause)].sum().fill_null(0.0) for cause in CAUSES}
-    answer = rows.group_by("bin").aggregate(n=rows.count(), e2e_s=rows["e2e_s"].sum(), **seconds)
+    seconds = {cause: exact_sum(rows[cause_column(cause)]).fill_null(0.0) for cause in CAUSES}
+    answer = rows.group_by("bin").aggregate(n=rows.count(), e2e_s=exact_sum(rows["e2e_s"]), **seconds)
     return _sql(answer.order_by("bin"))
 
 
@@ -175,7 +199,9 @@ def histogram_sql(metric_name: str) -> str:
 def facet_sql(by: str) -> str:
     """The values of a dimension by how often they occur, at most fifty."""
     rows = _rows()
-    answer = rows.group_by(value=_label(rows, dimension(by))).aggregate(n=rows.count(), marked_n=_many(rows["marked"]))
+    found = dimension(by)
+    answer = rows.group_by(value=_value(rows, found)).aggregate(n=rows.count(), marked_n=_many(rows["marked"]))
+    answer = answer.mutate(value=_label(answer["value"], found))
     return _sql(answer.order_by([ibis.desc("n"), "value"]).limit(50))
 
 
@@ -183,10 +209,10 @@ def facet_sql(by: str) -> str:
 def phases_sql() -> str:
     """Seconds of each phase for the marked requests and for the others, each with the n that knows the phase."""
     rows = _rows()
-    measures: dict[str, Any] = {"n": rows.count(), "e2e_s": rows["e2e_s"].sum(), "e2e_n": rows["e2e_s"].count()}
+    measures: dict[str, Any] = {"n": rows.count(), "e2e_s": exact_sum(rows["e2e_s"]), "e2e_n": rows["e2e_s"].count()}
     for name in PHASES:
         column = rows[f"{name}_s"]
-        measures[f"{name}_s"] = column.sum()
+        measures[f"{name}_s"] = exact_sum(column)
         measures[f"{name}_n"] = column.count()
     return _sql(rows.group_by("marked").aggregate(**measures).order_by("marked"))
 
@@ -204,27 +230,31 @@ def differences_sql(by: str, metric_name: str) -> str:
     column = metric(metric_name).column
     shape = [name for name in ("input", "output") if name != found.name]
     known = rows.filter(rows[column].notnull())
-    shape_label = _label(known, dimension(shape[0]))
-    if len(shape) > 1:
-        shape_label = shape_label.concat("/", _label(known, dimension(shape[1])))
-    known = known.select("marked", value=_label(known, found), shape=shape_label, seconds=known[column])
-    rest_s = ibis.ifelse(known["marked"], 0.0, known["seconds"]).sum()
+    shape_place = reduce(
+        lambda told, one: told * _MOST_BUCKETS + one, (_value(known, dimension(name)) for name in shape)
+    )
+    nanoseconds = (known[column] * 1e9).try_cast("int64")
+    known = known.select(
+        "marked", value=_value(known, found), shape=shape_place, seconds=known[column], nanoseconds=nanoseconds
+    )
+    rest_ns = ibis.ifelse(known["marked"], 0, known["nanoseconds"]).sum()
     cells = known.group_by("shape", "value").aggregate(
-        n=known.count(), seconds=known["seconds"].sum(), marked_n=_many(known["marked"]), rest_s=rest_s
+        n=known.count(), ns=known["nanoseconds"].sum(), marked_n=_many(known["marked"]), rest_ns=rest_ns
     )
     shapes = cells.group_by("shape").aggregate(
-        shape_n=cells["n"].sum(), shape_s=cells["seconds"].sum(), rest_n=(cells["n"] - cells["marked_n"]).sum(),
-        shape_rest_s=cells["rest_s"].sum(),
+        shape_n=cells["n"].sum(), shape_ns=cells["ns"].sum(), rest_n=(cells["n"] - cells["marked_n"]).sum(),
+        shape_rest_ns=cells["rest_ns"].sum(),
     )  # fmt: skip
-    whole = cells.aggregate(all_n=(cells["n"] - cells["marked_n"]).sum(), all_s=cells["rest_s"].sum())
+    whole = cells.aggregate(all_n=(cells["n"] - cells["marked_n"]).sum(), all_ns=cells["rest_ns"].sum())
     typical = cells.join(shapes, "shape").cross_join(whole)
     typical = typical.select(
         "shape",
         "value",
         typical_rest=ibis.coalesce(
-            typical["shape_rest_s"] / typical["rest_n"].nullif(0), typical["all_s"] / typical["all_n"].nullif(0)
+            typical["shape_rest_ns"] / 1e9 / typical["rest_n"].nullif(0),
+            typical["all_ns"] / 1e9 / typical["all_n"].nullif(0),
         ),
-        typical_other=(typical["shape_s"] - typical["seconds"]) / (typical["shape_n"] - typical["n"]).nullif(0),
+        typical_other=(typical["shape_ns"] - typical["ns"]) / 1e9 / (typical["shape_n"] - typical["n"]).nullif(0),
     )
     judged = known.filter(known["marked"]).join(typical, ["shape", "value"])
     over = judged["seconds"] - judged["typical_rest"]
@@ -233,7 +263,9 @@ def differences_sql(by: str, metric_name: str) -> str:
     gone = judged["seconds"] - judged["typical_other"]
     comparable = (judged["excess"] > 0) & judged["typical_other"].notnull() & (gone > 0)
     judged = judged.mutate(explained=ibis.ifelse(comparable, ibis.least(judged["excess"], gone), 0.0))
-    sums = judged.group_by("value").aggregate(excess_s=judged["excess"].sum(), explained_s=judged["explained"].sum())
+    sums = judged.group_by("value").aggregate(
+        excess_s=exact_sum(judged["excess"]), explained_s=exact_sum(judged["explained"])
+    )
     counts = cells.group_by("value").aggregate(marked_n=cells["marked_n"].sum(), n=cells["n"].sum())
     answer = counts.left_join(sums, "value").select(
         "value",
@@ -242,6 +274,7 @@ def differences_sql(by: str, metric_name: str) -> str:
         excess_s=ibis._["excess_s"].fill_null(0.0),
         explained_s=ibis._["explained_s"].fill_null(0.0),
     )
+    answer = answer.mutate(value=_label(answer["value"], found))
     return _sql(answer.order_by("value"))
 
 

@@ -60,7 +60,16 @@ def stored_sums(store: Reader, rows: Condition, part: Condition) -> tuple[Stored
             f' WHERE {rows.sql} AND "first_causes" IS NOT NULL) GROUP BY 1',
             (*part.parameters, _SHAPE, *rows.parameters),
         )
-    found = [_sums(_added(told, only_chosen), _added(stepped, only_chosen)) for only_chosen in (False, True)]
+    outside = told.select("chosen").with_columns(pl.lit(0).alias(name) for name in _outside_sums())
+    if told["entries"].sum():  # seconds outside the engine: no more than one look where nobody tells of any
+        listed = ", ".join(f'{sql} AS "{name}"' for name, sql in _outside_sums().items())
+        outside = store.query(
+            f'SELECT {chosen}, {listed} FROM "requests" WHERE {rows.sql} AND {_ENTERED} GROUP BY 1', parameters
+        )
+    found = [
+        _sums(_added(told, only_chosen) | _added(outside, only_chosen), _added(stepped, only_chosen))
+        for only_chosen in (False, True)
+    ]
     return found[0], found[1]
 
 
@@ -119,16 +128,27 @@ def _known(value: str) -> str:
     return f"CASE WHEN isfinite({value}) THEN {value} ELSE 0 END"
 
 
+# An entry that took longer than the engine's own time; of others nothing passed outside.
+_ENTERED = '("entry_e2e_s" > "e2e_s" OR "entry_ttft_s" > "ttft_s")'
+
+
 @cache
-def _sums_sql() -> str:
-    waited = " - ".join(_known(f'"{name}"') for name in ("queue_s", *map(cause_column, WAITS)))
-    unexplained = _known(f'"{cause_column("unexplained")}"')
+def _outside_sums() -> Mapping[str, str]:
     by_client = 'coalesce("entry_side" = \'client\', "entry_ttft_s" IS NOT NULL)'
     ends = {"e2e": ("entry_e2e_s", "e2e_s"), "ttft": ("entry_ttft_s", "ttft_s")}
     between = {name: _known(f'("{outer}" - "{inner}")') for name, (outer, inner) in ends.items()}
     gaps = {name: f"greatest({seconds}, 0)" for name, seconds in between.items()}
     hosts = {name: f"CASE WHEN {by_client} THEN 0 ELSE {gap} END" for name, gap in gaps.items()}
     hosts["ttft"] = f"least({hosts['ttft']}, {_known(chr(34) + 'entry_before_s' + chr(34))})"
+    return {f"host {name}": _nanoseconds(host) for name, host in hosts.items()} | {
+        f"client {name}": _nanoseconds(f"{gaps[name]} - {host}") for name, host in hosts.items()
+    }
+
+
+@cache
+def _sums_sql() -> str:
+    waited = " - ".join(_known(f'"{name}"') for name in ("queue_s", *map(cause_column, WAITS)))
+    unexplained = _known(f'"{cause_column("unexplained")}"')
     found = {
         **_COUNTS,
         "stepped": 'count("first_causes")',
@@ -142,8 +162,7 @@ def _sums_sql() -> str:
         "preempted": 'sum("preemptions")',
         "cached": 'sum("cached_tokens")',
         "cached_of": 'sum("input_tokens") FILTER ("cached_tokens" IS NOT NULL)',
-        **{f"host {name}": _nanoseconds(host) for name, host in hosts.items()},
-        **{f"client {name}": _nanoseconds(f"{gaps[name]} - {host}") for name, host in hosts.items()},
+        "entries": f"count(*) FILTER ({_ENTERED})",
     }
     return ", ".join(f'{sql} AS "{name}"' for name, sql in found.items())
 

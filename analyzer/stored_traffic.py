@@ -155,8 +155,9 @@ def _load(store: Reader, rows: Condition) -> dict[str, float | None]:
     }
     if came_s > 0:
         squared = store.query(
-            'SELECT sum(gap * gap) AS s2 FROM (SELECT (("arrival_unix_ns" - lag("arrival_unix_ns") OVER (ORDER BY "arrival_unix_ns"))'
-            f' / 1e9)::DOUBLE AS gap FROM "requests" WHERE {rows.sql})',
+            # Whole nanoseconds: a sum of floats would depend on threads.
+            'SELECT sum(gap * gap)::DOUBLE / 1e18 AS s2 FROM (SELECT ("arrival_unix_ns" - lag("arrival_unix_ns")'
+            f' OVER (ORDER BY "arrival_unix_ns"))::HUGEINT AS gap FROM "requests" WHERE {rows.sql})',
             rows.parameters,
         )["s2"][0]
         mean_s = came_s / (n - 1)

@@ -70,7 +70,7 @@ def read_whole(
         traffic=traffic,
         objectives=tuple(objectives),
         slow=SlowSet(objective, over if objective is not None else None, breaks, found, slow_sums),
-        examples=_examples(store, slow, [name for name, count in slow_sums.by_class.items() if count]),
+        examples=_examples(store, slow),
     )
 
 
@@ -132,15 +132,19 @@ def slow_edge(store: Reader, rows: Condition) -> pl.DataFrame:
     )
 
 
-def _examples(store: Reader, slow: Condition, classes: Sequence[str]) -> pl.DataFrame:
-    chosen = [Condition(slow.sql, slow.parameters)]
-    chosen += [Condition(f'{slow.sql} AND "primary_class" = ?', (*slow.parameters, name)) for name in classes]
-    found = [
-        store.query(
-            'SELECT "request_key", "trace_id", "e2e_s", "cause", "primary_class" FROM "requests"'
-            f' WHERE {one.sql} ORDER BY "e2e_s" DESC NULLS LAST, "request_key" LIMIT {EXAMPLES}',
-            one.parameters,
-        )
-        for one in chosen
-    ]
-    return pl.concat(found).unique("request_key", keep="first", maintain_order=True)
+def _examples(store: Reader, slow: Condition) -> pl.DataFrame:
+    """The slowest of each class, and so of all. Their names are long texts: which times they may have is asked first."""
+    least = store.query(
+        f'SELECT "primary_class", max("e2e_s", {EXAMPLES})[{EXAMPLES}] AS "least_s" FROM "requests" WHERE {slow.sql} GROUP BY 1',
+        slow.parameters,
+    ).sort("primary_class")
+    parts, values = ["FALSE"], list[object]()
+    for name, seconds in least.iter_rows():  # fewer of a class than are shown tell no least time: all of them may be
+        parts.append('"primary_class" IS NOT DISTINCT FROM ?' + ("" if seconds is None else ' AND "e2e_s" >= ?'))
+        values += [name] if seconds is None else [name, seconds]
+    return store.query(
+        'SELECT "request_key", "trace_id", "e2e_s", "cause", "primary_class" FROM "requests"'
+        f' WHERE {slow.sql} AND ({" OR ".join(parts)}) QUALIFY row_number() OVER (PARTITION BY "primary_class"'
+        f' ORDER BY "e2e_s" DESC NULLS LAST, "request_key") <= {EXAMPLES} ORDER BY "e2e_s" DESC NULLS LAST, "request_key"',
+        (*slow.parameters, *values),
+    )

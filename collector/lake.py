@@ -34,6 +34,10 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 _PARTITION = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)/")
 _ROW_GROUP = 65_536
+_PAGE = 4_096  # rows; a page tells its least and largest value, so that of ordered ones most are passed over
+# Columns that one row is looked for by. Their values occur about once, so a dictionary of them is as large as they are.
+_NAMES = ("request_key", "trace_id", "request_id", "client_request_id")
+_FALSE_HITS_RATIO = 0.01
 _CHUNK_BYTES = 1 << 20
 
 
@@ -47,7 +51,7 @@ class Lake:
         self, kind: str, hour: int, generation: int, schema: pa.Schema, rows: Iterable[pa.RecordBatch]
     ) -> None:
         """Make these rows the whole of an hour, durably; nothing happens where this generation was written before."""
-        from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
+        from deltalake import CommitProperties, Transaction, write_deltalake
         from deltalake.exceptions import DeltaError
 
         if self.generation(kind, hour) >= generation:
@@ -69,7 +73,7 @@ class Lake:
             write_deltalake(
                 str(self._path(kind)),
                 pa.RecordBatchReader.from_batches(full, batches),
-                writer_properties=WriterProperties(compression="ZSTD", max_row_group_size=_ROW_GROUP),
+                writer_properties=_layout(schema),
                 commit_properties=CommitProperties(app_transactions=[Transaction(_application(hour), generation)]),
                 **settings,
             )
@@ -171,6 +175,24 @@ class Lake:
             sync_path(path)
         for directory in (log, self._path(kind), self.directory, self.directory.parent):
             sync_path(directory)
+
+
+def _layout(schema: pa.Schema) -> Any:
+    """How a file is laid out: for each name of a row a Bloom filter, which says of most files that a name is not in them."""
+    from deltalake import BloomFilterProperties, ColumnProperties, WriterProperties
+
+    sieve = BloomFilterProperties(True, fpp=_FALSE_HITS_RATIO, ndv=_ROW_GROUP)
+    return WriterProperties(
+        compression="ZSTD",
+        max_row_group_size=_ROW_GROUP,
+        data_page_row_count_limit=_PAGE,
+        write_batch_size=_PAGE,
+        column_properties={
+            name: ColumnProperties(dictionary_enabled=False, bloom_filter_properties=sieve)
+            for name in _NAMES
+            if name in schema.names
+        },
+    )
 
 
 def crc32c_of(path: Path) -> int:

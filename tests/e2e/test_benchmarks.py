@@ -33,6 +33,7 @@ TINY = {
     "vllm_plugin": ["--steps", "200"],
     "indexing": ["--shape", "8", "--spans", "4096"],
     "senders": ["--seconds", "0.2"],
+    "analysis": ["--requests", "3000", "--rounds", "1"],
 }
 ELSEWHERE = {"ingest", "truth", "gpu"}  # test_ingest_benchmark, test_scoreboard, test_gpu_bench
 
