@@ -71,7 +71,7 @@ def machine(settings: Mapping[str, Setting], model_name: str | None, rulebook: R
             weight_bits=_bits(word("weight_bits")) or DTYPE_BITS[weights],
             kv_bits=_bits(word("kv_bits")) or DTYPE_BITS[kv],
         ),
-        dtype="fp8" if weights == "fp8" and gpu is not None and gpu.peak_flops.get("fp8") else native,
+        dtype="fp8" if weights == "fp8" and gpu is not None and gpu.roof("fp8") else native,
         devices=int(degree) if isinstance(degree, int | float) and degree >= 1 else 1,
     )
 

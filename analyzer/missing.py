@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from phasewise.analyzer.findings import Finding
 from phasewise.analyzer.scene import Scene
 from phasewise.analyzer.signals import Value
+from phasewise.rules.engine_settings import NAME_IT
 
 HOW: dict[str, str] = {
     "request_spans": (
@@ -17,7 +18,7 @@ HOW: dict[str, str] = {
         "or phasewise ingest --scrapes FILE"
     ),
     "cached_tokens": "vLLM's spans do not carry it, its plugin does: pip install --no-deps phasewise beside it; SGLang sends gen_ai.usage.cached_tokens",
-    "accelerator": 'name it: phasewise.toml [hardware] accelerator = "h100-sxm", or OTEL_RESOURCE_ATTRIBUTES=phasewise.gpu=h100-sxm',
+    "accelerator": f"{NAME_IT}; or for one engine OTEL_RESOURCE_ATTRIBUTES=phasewise.gpu=h100-sxm",
     "model": "engine metrics carry the model's name; or name it in phasewise.toml [hardware] model",
     "client_boundary": "import the client's records: phasewise ingest FILE; or propagate traceparent from the client",
     "scrape_join": "give --scrape one URL an engine, or an `instance` with each scrape; several engines could be meant",

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phasewise.rules.counting import Chunk, Precision, StepWork, Work, step_work
+from phasewise.rules.engine_settings import MEASURE_IT, NAME_IT
+from phasewise.rules.measured import Roof
 from phasewise.rules.schema import Gpu, Model
 
 Bound = Literal["compute", "bandwidth"]
 
-NAME_IT = "name the accelerator in phasewise.toml ([hardware] accelerator; phasewise rules list gpus)"
-
 
 @dataclass(frozen=True, slots=True)
 class GroupJudgement:
-    """One operator group: linear, attention or head. bound None: not decided; time_s: lower bound, None without a device."""
+    """One operator group: linear, attention or head. bound None: not decided; time_s: at the roof, None without a device."""
 
     name: str
     flops: float
@@ -35,7 +35,8 @@ class GroupJudgement:
 class Judgement:
     """What bounds one step of a phase on one device of `tp`.
 
-    flops and bytes are per device. time_s: lower bound of the step, the sum over groups of max(FLOPs/peak, bytes/bandwidth).
+    flops and bytes are per device. time_s: of the step at the roof, the sum over groups of max(FLOPs/peak, bytes/bandwidth);
+    its lower bound, unless the roof is `measured`: what was reached once can be surpassed.
     bound: the resource that holds most of that time; None when refused, `reason` says why and `offer` what would decide.
     """
 
@@ -50,12 +51,18 @@ class Judgement:
     ridges_flop_per_byte: tuple[float, float] | None
     bound: Bound | None
     time_s: float | None
+    measured: bool
     reason: str | None
     offer: str | None
 
     @property
     def bytes(self) -> float:
         return self.weight_bytes + self.kv_bytes
+
+    @property
+    def least_time_s(self) -> float | None:
+        """What no step can be faster than; None where no data sheet says so."""
+        return None if self.measured else self.time_s
 
     @property
     def weight_io_ratio(self) -> float | None:
@@ -114,11 +121,10 @@ def judge_step(
     """A step of any composition, as counted by `rules.counting.step_work`, split evenly over `tp` devices."""
     named = {"linear": work.linear, "attention": work.attention, "head": work.head}
     ridges = known_ridges(known, dtype)
-    peak = gpu.peak_flops.get(dtype) if gpu else None
-    ridge = gpu.ridge_flop_per_byte(dtype) if gpu else None
-    groups = tuple(_judge_group(name, part, gpu, peak, ridge, ridges, tp) for name, part in named.items())
+    roof = gpu.roof(dtype) if gpu else None
+    groups = tuple(_judge_group(name, part, roof, ridges, tp) for name, part in named.items())
     bound: Bound | None
-    if gpu is not None and peak is not None:
+    if roof is not None:
         bound, reason = _largest(groups), None
         time_s = sum(group.time_s or 0.0 for group in groups)
     else:
@@ -133,35 +139,38 @@ def judge_step(
         kv_bytes=(total.kv_bytes + total.score_bytes) / tp,
         activation_bytes=total.activation_bytes / tp,
         groups=groups,
-        ridge_flop_per_byte=ridge,
+        ridge_flop_per_byte=roof.ridge_flop_per_byte if roof else None,
         ridges_flop_per_byte=ridges,
         bound=bound,
         time_s=time_s,
+        measured=roof is not None and roof.measured,
         reason=reason,
-        offer=NAME_IT if bound is None else None,
+        offer=None if bound is not None else NAME_IT if gpu is None else MEASURE_IT,
     )
 
 
 def known_ridges(known: Iterable[Gpu], dtype: str) -> tuple[float, float] | None:
-    """Lowest and highest ridge of the accelerators that have this data type; None where none has."""
-    found = [ridge for gpu in known if (ridge := gpu.ridge_flop_per_byte(dtype)) is not None]
+    """Lowest and highest ridge of the accelerators that have this data type by their data sheets; None where none has.
+
+    What was measured on one machine is left out: it says nothing of an accelerator that nobody named.
+    """
+    roofs = [roof for gpu in known if (roof := gpu.roof(dtype)) is not None]
+    found = [roof.ridge_flop_per_byte for roof in roofs if not roof.measured]
     return (min(found), max(found)) if found else None
 
 
 def _judge_group(
     name: str,
     work: Work,
-    gpu: Gpu | None,
-    peak: float | None,
-    ridge: float | None,
+    roof: Roof | None,
     ridges: tuple[float, float] | None,
     tp: int,
 ) -> GroupJudgement:
     intensity = work.intensity_flop_per_byte
     time_s: float | None = None
     bound: Bound | None = None
-    if gpu is not None and peak is not None:
-        compute_s, memory_s = work.flops / tp / peak, work.bytes / tp / gpu.memory_bandwidth_bytes_per_s
+    if roof is not None:
+        compute_s, memory_s = work.flops / tp / roof.flops, work.bytes / tp / roof.bytes_per_s
         time_s = max(compute_s, memory_s)
         bound = "compute" if compute_s >= memory_s else "bandwidth"
     elif intensity is not None and ridges is not None:
@@ -185,6 +194,8 @@ def _decide_unknown(
 ) -> tuple[Bound | None, str | None]:
     """The bound of the linear layers, where it is the same on every known accelerator and attention does not contradict."""
     device = f"{gpu.name} states no {dtype} peak" if gpu else "the accelerator is unknown"
+    if gpu is not None and not gpu.peak_flops:
+        device = f"{gpu.name} was measured without {dtype}"
     if ridges is None:
         return None, f"{device}, and no known accelerator has a {dtype} peak to compare with"
     linear, attention, _ = groups
@@ -210,16 +221,20 @@ class Impossible:
 
 
 def physics_check(judgement: Judgement, measured_s: float) -> Impossible | None:
-    """A measured step faster than its bound means that count, resident batch, data type or clock is wrong."""
-    if judgement.time_s is None or measured_s >= judgement.time_s:
+    """A measured step faster than its bound means that count, resident batch, data type or clock is wrong.
+
+    None where there is no bound: a step that beats what a device once reached is a better step, or a poor calibration.
+    """
+    bound_s = judgement.least_time_s
+    if bound_s is None or measured_s >= bound_s:
         return None
-    ratio = judgement.time_s / measured_s if measured_s > 0 else float("inf")
+    ratio = bound_s / measured_s if measured_s > 0 else float("inf")
     return Impossible(
         measured_s=measured_s,
-        bound_s=judgement.time_s,
+        bound_s=bound_s,
         ratio=ratio,
         text=(
-            f"a {judgement.phase} step of {measured_s:.4g} s is faster than the device allows ({judgement.time_s:.4g} s): "
+            f"a {judgement.phase} step of {measured_s:.4g} s is faster than the device allows ({bound_s:.4g} s): "
             "the batch, the data type, the model or the clock is not what was stated"
         ),
     )

@@ -49,7 +49,9 @@ def judgement_json(judged: Judgement, built: Machine) -> dict[str, object]:
         "weight_bytes": rounded(judged.weight_bytes),
         "kv_bytes": rounded(judged.kv_bytes),
         "ridge_flop_per_byte": rounded(judged.ridge_flop_per_byte),
-        "least_time_s": rounded(judged.time_s),
+        "roof": None if judged.time_s is None else "measured" if judged.measured else "data sheet",
+        "least_time_s": rounded(judged.least_time_s),
+        "reached_time_s": rounded(judged.time_s) if judged.measured else None,
         "groups": [
             {"name": one.name, "intensity_flop_per_byte": rounded(one.intensity_flop_per_byte), "bound": one.bound}
             for one in judged.groups

@@ -305,6 +305,6 @@ def _device(built: Machine, settings: Mapping[str, Setting]) -> dict[str, Value]
         found["kv_bytes_per_token"] = float(kv_bytes_per_token(built.model, built.precision.kv_bits))
     if built.gpu is not None:
         found["device_kind"] = built.gpu.kind
-        found["device_has_fp8"] = built.gpu.peak_flops.get("fp8") is not None
-        found["device_has_int8"] = built.gpu.peak_flops.get("int8") is not None
+        found["device_has_fp8"] = built.gpu.multiplies("fp8")
+        found["device_has_int8"] = built.gpu.multiplies("int8")
     return found

@@ -17,6 +17,7 @@ from phasewise.analyzer.decoding import BANDWIDTH_EFFICIENCY
 from phasewise.analyzer.intervals import Floats, or_zero
 from phasewise.analyzer.kernel_times import Parts, kernel_times
 from phasewise.analyzer.machine import Machine, machine
+from phasewise.analyzer.roofline import known_ridges
 from phasewise.collector.context import Context
 from phasewise.rules.counting import Precision, decode_step
 from phasewise.rules.load import Rulebook
@@ -81,8 +82,7 @@ def _by_kernels(parts: Parts, steady_s: Floats, steps: Floats) -> Mapping[str, F
 
 def ridges(rulebook: Rulebook, dtype: str) -> tuple[float, float]:
     """Lowest and highest ridge (FLOP per byte) of the accelerators in the rulebook for a dtype."""
-    found = [r for gpu in rulebook.gpus.values() if (r := gpu.ridge_flop_per_byte(dtype)) is not None]
-    return (min(found), max(found)) if found else (0.0, float("inf"))
+    return known_ridges(rulebook.gpus.values(), dtype) or (0.0, float("inf"))
 
 
 def decode_split(
@@ -119,8 +119,8 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
     moved = weights + sizes * kv_bytes
     share = weights / moved
     if built.gpu is not None:
-        peak = built.gpu.peak_flops.get(built.dtype)
-        memory = moved / built.devices / (built.gpu.memory_bandwidth_bytes_per_s * BANDWIDTH_EFFICIENCY)
+        peak = built.gpu.nominal_flops(built.dtype)
+        memory = moved / built.devices / (built.gpu.nominal_bandwidth_bytes_per_s * BANDWIDTH_EFFICIENCY)
         done = flops + sizes * kv_flops
         compute = done / built.devices / (peak * COMPUTE_EFFICIENCY) if peak else np.zeros(n)
     kernels = kernel_times(built)

@@ -1,7 +1,8 @@
 """What a step costs at least by the data sheet: seconds of weight bytes, KV bytes, FLOPs and collectives on one device.
 
 A step of an engine is judged by operator group (roofline.md 2): linear layers by its tokens, attention by the context it attends
-to. Nothing here is an efficiency: these are the bounds that a fit to measured steps is held against.
+to. Nothing here is an efficiency: these are the bounds that a fit to measured steps is held against. Of a device that was only
+measured they stand on what its data sheet would about state, so that the same efficiencies are shares of the same thing.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Bounds:
         """Reading the weights once, a step of so many tokens."""
         model, gpu = self.machine.model, self.machine.gpu
         assert model is not None and gpu is not None
-        return weight_bytes(self.machine, model, tokens) / self.machine.devices / gpu.memory_bandwidth_bytes_per_s
+        return weight_bytes(self.machine, model, tokens) / self.machine.devices / gpu.nominal_bandwidth_bytes_per_s
 
 
 def weight_bytes(built: Machine, model: Model, tokens: Floats) -> Floats:
@@ -81,15 +82,15 @@ def kv_token_bytes(built: Machine, model: Model) -> float:
 
 
 def bounds_of(built: Machine) -> Bounds | None:
-    """None where model or accelerator are unknown, or the data sheet states no peak for the data type."""
+    """None where model or accelerator are unknown, or no peak is known for the data type."""
     model, gpu = built.model, built.gpu
     if model is None or gpu is None:
         return None
-    peak = gpu.peak_flops.get(built.dtype)
+    peak = gpu.nominal_flops(built.dtype)
     if peak is None:
         return None
     attention_peak = _sixteen_bit(gpu) or peak
-    devices, bandwidth = built.devices, gpu.memory_bandwidth_bytes_per_s
+    devices, bandwidth = built.devices, gpu.nominal_bandwidth_bytes_per_s
     collective_s = link_token_s = 0.0
     if devices > 1:
         calls = 2 * model.layers + 1
@@ -113,4 +114,4 @@ def bounds_of(built: Machine) -> Bounds | None:
 
 
 def _sixteen_bit(gpu: Gpu) -> float | None:
-    return gpu.peak_flops.get("bf16") or gpu.peak_flops.get("fp16")
+    return gpu.nominal_flops("bf16") or gpu.nominal_flops("fp16")

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phasewise.dashboard.grammar.calibration import calibrate_verb
 from phasewise.dashboard.grammar.engines import engine_verb
 from phasewise.dashboard.grammar.servers import config_verb, demo_verb, doctor_verb, keys_verb, serve_verb
 from phasewise.dashboard.grammar.stored import db_verb, export_verb, ingest_verb
@@ -51,6 +52,7 @@ VERBS = {
     "explain": ("one request, or deployments told by their numbers", explain_verb),
     "compare": ("choose between strategies by their tails", compare_verb),
     "rules": ("what the verdicts rest on: techniques, hardware, models, engines", rules_verb),
+    "calibrate": ("measure what this machine reaches, for a roofline of its own", calibrate_verb),
     "engine": ("a small serving engine that tells everything it does, and whose truth is known", engine_verb),
     "keys": ("access keys: who may send, who may look", keys_verb),
     "config": ("what the configuration file and the environment say", config_verb),

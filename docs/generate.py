@@ -9,7 +9,7 @@ from typing import Any
 
 from phasewise.dashboard.commands.rules import kinds_of, plain, title_of
 from phasewise.dashboard.wording import cause_text, class_title
-from phasewise.rules.load import Rulebook, load_rulebook
+from phasewise.rules.load import PACKAGED, Rulebook, load_rulebook
 from phasewise.rules.vocabulary import CLASS_OF_CAUSE, SIGNALS
 
 KINDS = {"techniques": "Techniques", "gpus": "Accelerators", "models": "Models", "engines": "Engine profiles"}
@@ -79,7 +79,7 @@ def _cited(value: object) -> list[str]:
 
 def pages() -> dict[str, str]:
     """File name to content."""
-    return {"signals.md": signals().rstrip() + "\n", "rules.md": rules(load_rulebook()).rstrip() + "\n"}
+    return {"signals.md": signals().rstrip() + "\n", "rules.md": rules(load_rulebook(PACKAGED)).rstrip() + "\n"}
 
 
 def main() -> int:

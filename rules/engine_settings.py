@@ -29,6 +29,10 @@ RANKS = "data_parallel_local"
 # of itself, then what it was asked to be. A source that is not named here comes last.
 PRECEDENCE: tuple[str, ...] = ("user", "server_info", "scrape", "resource", "startup_log", "pod_arguments")
 
+# What decides where a roofline is refused: the accelerator's name, or its own figures.
+MEASURE_IT = "measure it on its own machine: phasewise calibrate"
+NAME_IT = f"name the accelerator in phasewise.toml ([hardware] accelerator; phasewise rules list gpus), or {MEASURE_IT}"
+
 # What a card tells a user who wants to know a value that nobody sent. Signals without an entry: the text of the signal.
 HOW_TO_READ: Mapping[str, str] = MappingProxyType(
     {
@@ -48,14 +52,14 @@ HOW_TO_READ: Mapping[str, str] = MappingProxyType(
         "prefix_reusable_ratio": "share of prompt tokens that an earlier prompt had: from request logs with hashed prefixes",
         "spec_acceptance_ratio": "scrape /metrics: accepted over drafted tokens (vllm:spec_decode_*), sglang:spec_accept_length",
         "decode_batch_mean": "request spans of all requests, or running requests in /metrics",
-        "decode_bound": "name the accelerator in phasewise.toml ([hardware] accelerator; phasewise rules list gpus)",
-        "prefill_bound": "name the accelerator in phasewise.toml ([hardware] accelerator; phasewise rules list gpus)",
+        "decode_bound": NAME_IT,
+        "prefill_bound": NAME_IT,
         "decode_kv_io_ratio": "name the model: bytes follow from its shape, batch and context lengths",
         "decode_weight_io_ratio": "name the model: bytes follow from its shape, batch and context lengths",
-        "device_has_fp8": "name the accelerator; its data sheet tells",
-        "device_has_faster_dtype": "name the accelerator; its data sheet tells",
-        "device_has_int8": "name the accelerator; its data sheet tells",
-        "device_kind": "name the accelerator",
+        "device_has_fp8": NAME_IT,
+        "device_has_faster_dtype": NAME_IT,
+        "device_has_int8": NAME_IT,
+        "device_kind": NAME_IT,
         "devices_count": "arguments of the engine, or nvidia-smi -L",
         "weight_bits": "dtype and quantization in the engine's start-up log",
         "tensor_parallel_count": "arguments: --tensor-parallel-size (vLLM), --tp-size (SGLang)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from phasewise.rules.efficiency_file import read_efficiency
+from phasewise.rules.measured_file import read_measured
 from phasewise.rules.schema import DEVICE_KINDS, DTYPES, Gpu, Mla, Model, Moe, SlidingWindow, Source
 from phasewise.rules.source import read_source
 from phasewise.rules.toml_table import TomlTable
@@ -18,6 +19,16 @@ def read_sources(root: TomlTable) -> tuple[Source, ...]:
     return sources
 
 
+NUMBERS = (
+    "memory_bandwidth_bytes_per_s",
+    "memory_bytes",
+    "tdp_w",
+    "link_bandwidth_bytes_per_s",
+    "achieved_bandwidth_bytes_per_s",
+)
+BY_DTYPE = ("peak_flops", "achieved_flops")
+
+
 def read_gpu(identity: str, root: TomlTable) -> Gpu:
     """One accelerator. Numbers are SI (FLOP/s, byte/s, byte, W), dense."""
     gpu = Gpu(
@@ -25,30 +36,44 @@ def read_gpu(identity: str, root: TomlTable) -> Gpu:
         name=root.text("name"),
         kind=root.word("kind", DEVICE_KINDS),
         aliases=root.texts("aliases"),
-        peak_flops=MappingProxyType(_by_dtype(root.table("peak_flops"))),
+        peak_flops=MappingProxyType(_by_dtype(root.table_or_none("peak_flops"))),
         achieved_flops=MappingProxyType(_by_dtype(root.table_or_none("achieved_flops"))),
-        memory_bandwidth_bytes_per_s=root.positive("memory_bandwidth_bytes_per_s"),
+        memory_bandwidth_bytes_per_s=root.positive_or_none("memory_bandwidth_bytes_per_s"),
+        achieved_bandwidth_bytes_per_s=root.positive_or_none("achieved_bandwidth_bytes_per_s"),
         memory_bytes=root.positive("memory_bytes"),
         tdp_w=root.positive_or_none("tdp_w"),
         link_bandwidth_bytes_per_s=root.positive_or_none("link_bandwidth_bytes_per_s"),
         efficiency=read_efficiency(table) if (table := root.table_or_none("efficiency")) else None,
+        measured=read_measured(table) if (table := root.table_or_none("measured")) else None,
         sparse_note=root.text_or_none("sparse_note"),
         note=root.text_or_none("note"),
         sources=MappingProxyType(_named_sources(root.table("sources"))),
     )
     root.finish()
-    numbers = [f"peak_flops.{d}" for d in gpu.peak_flops] + [f"achieved_flops.{d}" for d in gpu.achieved_flops]
-    numbers += ["memory_bandwidth_bytes_per_s", "memory_bytes"]
-    numbers += [name for name in ("tdp_w", "link_bandwidth_bytes_per_s") if getattr(gpu, name) is not None]
+    _check_roofs(root, gpu)
+    numbers = [f"{part}.{dtype}" for part in BY_DTYPE for dtype in getattr(gpu, part)]
+    numbers += [name for name in NUMBERS if getattr(gpu, name) is not None]
     for number in numbers:
         if number not in gpu.sources and number.partition(".")[0] not in gpu.sources:
             raise root.error(f"sources.{number}", "is missing: no number without a source")
-    if not gpu.peak_flops:
-        raise root.error("peak_flops", "names no data type")
-    for dtype, achieved in gpu.achieved_flops.items():
-        if achieved > gpu.peak_flops.get(dtype, 0.0):
-            raise root.error(f"achieved_flops.{dtype}", "lies above the peak of that data type")
     return gpu
+
+
+def _check_roofs(root: TomlTable, gpu: Gpu) -> None:
+    """Each data type has a data sheet's roof or a measured one, and none reaches more than its data sheet states."""
+    stated, reached = gpu.memory_bandwidth_bytes_per_s, gpu.achieved_bandwidth_bytes_per_s
+    if stated is None and (gpu.peak_flops or reached is None):
+        raise root.error("memory_bandwidth_bytes_per_s", "is missing")
+    if not gpu.peak_flops and (stated is not None or not gpu.achieved_flops):
+        raise root.error("peak_flops", "names no data type")
+    if stated is not None and reached is not None and reached > stated:
+        raise root.error("achieved_bandwidth_bytes_per_s", "lies above the bandwidth of the data sheet")
+    for dtype, achieved in gpu.achieved_flops.items():
+        peak = gpu.peak_flops.get(dtype)
+        if peak is None and reached is None:
+            raise root.error(f"achieved_flops.{dtype}", "has no peak of that data type beside it")
+        if peak is not None and achieved > peak:
+            raise root.error(f"achieved_flops.{dtype}", "lies above the peak of that data type")
 
 
 def _by_dtype(table: TomlTable | None) -> dict[str, float]:
@@ -62,9 +87,7 @@ def _by_dtype(table: TomlTable | None) -> dict[str, float]:
 
 
 def _named_sources(table: TomlTable) -> dict[str, Source]:
-    known = ["peak_flops", "achieved_flops", "memory_bandwidth_bytes_per_s", "memory_bytes", "tdp_w"]
-    known += ["link_bandwidth_bytes_per_s"]
-    known += [f"{part}.{dtype}" for part in ("peak_flops", "achieved_flops") for dtype in DTYPES]
+    known = [*BY_DTYPE, *NUMBERS, *(f"{part}.{dtype}" for part in BY_DTYPE for dtype in DTYPES)]
     for name in known:
         table.raw(name)
     table.finish()

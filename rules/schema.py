@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from phasewise.rules.measured import BEST_PRODUCT_RATIO, BEST_STREAM_RATIO, Measured, Roof
+
 # --- provenance ------------------------------------------------------------------------------------------------------
 
 
@@ -93,7 +95,9 @@ class Gpu:
     """One accelerator (or one CPU socket) as its data sheet says, dense: without structured sparsity.
 
     peak_flops: FLOP/s (OP/s for integers) by dtype; a dtype that is absent is not supported or not published.
-    achieved_flops: best measured matrix product by dtype, where somebody published one.
+    achieved_flops, achieved_bandwidth_bytes_per_s: best measured matrix product by dtype and best stream, where there are any.
+    memory_bandwidth_bytes_per_s: None, and no peak_flops, where no data sheet stands behind it and all figures are measured.
+    measured: how, where `phasewise calibrate` did it.
     link_bandwidth_bytes_per_s: to the other devices of its node, one direction. efficiency: curves fitted to measurements on
     this accelerator; None: those of `rules/efficiency.toml` stand in.
     sources: field name (`peak_flops`, `peak_flops.int8`, `memory_bytes`, ...) -> where the number was read.
@@ -103,21 +107,53 @@ class Gpu:
     name: str
     kind: str
     peak_flops: Mapping[str, float]
-    memory_bandwidth_bytes_per_s: float
+    memory_bandwidth_bytes_per_s: float | None
     memory_bytes: float
     sources: Mapping[str, Source]
     aliases: tuple[str, ...] = ()
     tdp_w: float | None = None
     achieved_flops: Mapping[str, float] = field(default_factory=dict)
+    achieved_bandwidth_bytes_per_s: float | None = None
     link_bandwidth_bytes_per_s: float | None = None
     efficiency: Efficiency | None = None
+    measured: Measured | None = None
     sparse_note: str | None = None
     note: str | None = None
 
-    def ridge_flop_per_byte(self, dtype: str) -> float | None:
-        """Arithmetic intensity at which compute and memory peaks meet; None where the dtype's peak is unknown."""
-        peak = self.peak_flops.get(dtype)
-        return None if peak is None else peak / self.memory_bandwidth_bytes_per_s
+    def roof(self, dtype: str) -> Roof | None:
+        """The data sheet's lines; where it has none, those that were reached. None where the dtype's peak is unknown."""
+        stated, reached = self.peak_flops.get(dtype), self.achieved_flops.get(dtype)
+        if stated is not None and self.memory_bandwidth_bytes_per_s is not None:
+            return Roof(stated, self.memory_bandwidth_bytes_per_s, measured=False)
+        if reached is not None and self.achieved_bandwidth_bytes_per_s is not None:
+            return Roof(reached, self.achieved_bandwidth_bytes_per_s, measured=True)
+        return None
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """The data sheet's, else the best stream that was measured."""
+        found = self.memory_bandwidth_bytes_per_s or self.achieved_bandwidth_bytes_per_s
+        assert found is not None, "read_gpu asks for one of the two"
+        return found
+
+    def nominal_flops(self, dtype: str) -> float | None:
+        """What efficiencies are shares of: the data sheet's peak, else about what one would state for the product that was reached."""
+        stated, reached = self.peak_flops.get(dtype), self.achieved_flops.get(dtype)
+        return stated or (reached / BEST_PRODUCT_RATIO if reached else None)
+
+    @property
+    def nominal_bandwidth_bytes_per_s(self) -> float:
+        """The data sheet's bandwidth, else about what one would state for the stream that was reached."""
+        return self.memory_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s / BEST_STREAM_RATIO
+
+    def multiplies(self, dtype: str) -> bool | None:
+        """Whether it has units for a dtype. Of a device that was only measured: whether it is faster there than with any wider type;
+        None where nothing tells."""
+        if self.peak_flops:
+            return dtype in self.peak_flops
+        narrow = self.achieved_flops.get(dtype)
+        wider = [rate for other, rate in self.achieved_flops.items() if DTYPE_BITS[other] > DTYPE_BITS[dtype]]
+        return narrow > max(wider) if narrow is not None and wider else None
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -114,13 +114,13 @@ def check_signal(table: TomlTable, name: str, key: str = "signal") -> None:
         raise table.error(key, f"unknown signal {name!r}{did_you_mean(name, SIGNALS)}")
 
 
-def check_references(folder: Path, techniques: Mapping[str, Technique]) -> None:
+def check_references(paths: Mapping[str, Path], techniques: Mapping[str, Technique]) -> None:
     """Names of other techniques, which can be checked only once all files are read."""
     for technique in techniques.values():
         for name in technique.requires_with:
             if name not in techniques:
                 raise RuleError(
-                    folder / f"{technique.id}.toml",
+                    paths[technique.id],
                     "requires_with",
                     f"unknown technique {name!r}{did_you_mean(name, techniques)}",
                 )

@@ -75,7 +75,7 @@ def gpu_of(identity: str) -> Gpu:
 
 
 def _kernel(gpu: Gpu, dtype: str, curve: Curve) -> Kernel:
-    return Kernel(curve, gpu.peak_flops.get(dtype, 1.0), gpu.memory_bandwidth_bytes_per_s)
+    return Kernel(curve, gpu.peak_flops.get(dtype, 1.0), gpu.nominal_bandwidth_bytes_per_s)
 
 
 def _measured(

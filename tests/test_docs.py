@@ -11,7 +11,7 @@ import pytest
 from shared_data import ROOT
 
 from phasewise.dashboard.cli import VERBS, parser
-from phasewise.rules.load import load_rulebook
+from phasewise.rules.load import PACKAGED, load_rulebook
 from phasewise.rules.vocabulary import CAUSES, SIGNALS
 
 DOCS = ROOT / "docs"
@@ -78,7 +78,7 @@ def test_every_signal_has_a_heading() -> None:
 
 
 def test_every_rule_has_a_heading() -> None:
-    rulebook = load_rulebook()
+    rulebook = load_rulebook(PACKAGED)
     names = {*rulebook.techniques, *rulebook.gpus, *rulebook.models, *rulebook.engines, *CAUSES}
     assert names <= headings("rules.md")
 

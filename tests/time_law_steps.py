@@ -54,6 +54,6 @@ def bound_s(at: Deployment, chunks: Sequence[tuple[int, int, bool]], contexts: S
     """Roofline by operator group, everything divided evenly over the devices."""
     work = step_work(at.model, at.precision, [Chunk(*chunk) for chunk in chunks], contexts)
     peak = at.gpu.peak_flops[at.compute_dtype] * at.tensor_parallel_count
-    bandwidth = at.gpu.memory_bandwidth_bytes_per_s * at.tensor_parallel_count
+    bandwidth = at.gpu.nominal_bandwidth_bytes_per_s * at.tensor_parallel_count
     groups = (work.linear, work.attention, work.head)
     return sum(max(group.flops / peak, group.bytes / bandwidth) for group in groups)

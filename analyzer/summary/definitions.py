@@ -161,8 +161,8 @@ def _over_the_whole(summary: Summary) -> Iterator[Evidence]:
 
 
 def _too_fast(summary: Summary, machine: Machine) -> Iterator[Evidence]:
-    if summary.text("engine.speculation.method") not in (None, "none"):
-        return
+    if summary.text("engine.speculation.method") not in (None, "none") or machine.rates_measured:
+        return  # drafted tokens cost no step of their own; and what was reached once can be surpassed
     for point in summary.views:
         token_s = point.typical_s("tpot") or ratio(1.0, point.number("decode_rate_p50_tok_per_s"))
         floor = machine.floor_s() if machine.stated_reads else None

@@ -60,6 +60,7 @@ class Machine:
 
     bandwidth is that of all devices that work on one token together (tensor parallel), peak likewise.
     read_low and read_high bound the weight bytes of one decode step of a single sequence, where the format is unknown.
+    rates_measured: bandwidth and peak were reached on a machine, and no data sheet says that nothing is faster.
     """
 
     kind: str | None
@@ -80,6 +81,7 @@ class Machine:
     ranks: float
     devices_known: bool  # how many devices read the weights of one token together
     stated_reads: bool  # the sender says what one token reads, or the rulebook knows the model
+    rates_measured: bool
 
     def step_bytes(self, batch: float, context_tokens: float | None) -> tuple[float, float] | None:
         """(weight bytes, KV bytes) that one decode step reads for `batch` sequences; None without weights.
@@ -130,12 +132,11 @@ def read_machine(summary: Summary, rulebook: Rulebook) -> Machine:
     gpu = rulebook.find_gpu(summary.text("hardware.accelerator"))
     model = rulebook.find_model(summary.text("model.name"))
     devices = _devices_per_token(summary.observed, kind)
-    bandwidth = _giga(summary.count("hardware.memory_bandwidth_gb_per_s")) or (
-        gpu.memory_bandwidth_bytes_per_s if gpu else None
-    )
-    peak = _tera(summary.count("hardware.peak_bf16_dense_tflops")) or (
-        first((gpu.peak_flops.get("bf16"), gpu.peak_flops.get("fp16"))) if gpu else None
-    )
+    stated_bandwidth = _giga(summary.count("hardware.memory_bandwidth_gb_per_s"))
+    stated_peak = _tera(summary.count("hardware.peak_bf16_dense_tflops"))
+    roof = (gpu.roof("bf16") or gpu.roof("fp16")) if gpu else None
+    bandwidth = stated_bandwidth or (gpu.bandwidth_bytes_per_s if gpu else None)
+    peak = stated_peak or (roof.flops if roof else None)
     name = (summary.text("model.name") or "").lower()
     params = _giga(summary.count("model.params_b")) or (model.params if model else None) or _named(_PARAMS, name)
     stated_active = _giga(summary.count("model.active_params_b")) or _named(_ACTIVE, name)
@@ -196,6 +197,8 @@ def read_machine(summary: Summary, rulebook: Rulebook) -> Machine:
         or stated_active is not None
         or summary.count("model.weight_gb_read_per_token") is not None
         or summary.count("model.weight_gb") is not None,
+        rates_measured=(stated_bandwidth is None and gpu is not None and gpu.memory_bandwidth_bytes_per_s is None)
+        or (stated_peak is None and roof is not None and roof.measured),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from phasewise.analyzer.summary.boundary import WORTH_A_NAME_RATIO, outside_share
 from phasewise.analyzer.summary.machine import Machine
 from phasewise.analyzer.summary.points import Summary, at_most
+from phasewise.rules.engine_settings import MEASURE_IT
 
 _LIMIT = 6
 
@@ -71,7 +72,7 @@ def missing_numbers(summary: Summary, machine: Machine) -> list[dict[str, object
     )  # fmt: skip
     need(
         machine.bandwidth_bytes_per_s is None and machine.kind not in ("hosted", "none"), "hardware.memory_bandwidth_gb_per_s",
-        "data sheet of the accelerator", "without it no roofline",
+        f"data sheet of the accelerator, or {MEASURE_IT}", "without it no roofline",
     )  # fmt: skip
     need(
         machine.read_low_bytes is None and machine.kind not in ("hosted", "none"), "model.params_b, model.weight_dtype",

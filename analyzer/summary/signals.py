@@ -158,8 +158,8 @@ def _settings(summary: Summary, machine: Machine) -> dict[str, Value]:
     stated = summary.settings.raw("engine.speculation") is not None
     return {
         "device_kind": machine.kind if machine.kind in ("gpu", "npu", "cpu") else None,
-        "device_has_fp8": "fp8" in gpu.peak_flops if gpu else None,
-        "device_has_int8": "int8" in gpu.peak_flops if gpu else None,
+        "device_has_fp8": gpu.multiplies("fp8") if gpu else None,
+        "device_has_int8": gpu.multiplies("int8") if gpu else None,
         "devices_count": summary.count("hardware.count"),
         "tensor_parallel_count": summary.count("engine.tensor_parallel"),
         "weight_bits": machine.weight_bits,

@@ -14,6 +14,7 @@ from phasewise.rules.secret_text import HIDDEN, without_secrets
 # Environment variables that are read, and whether what they hold is a secret.
 VARIABLES = {
     "PHASEWISE_DATA": False,
+    "PHASEWISE_RULES": False,
     "PHASEWISE_KEEP_CONTENT": False,
     "PHASEWISE_API_KEY": True,
     "PHASEWISE_API_KEY_FILE": False,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasewise.collector.scraping.jobs import read_jobs
+from phasewise.rules.engine_settings import MEASURE_IT
 from phasewise.rules.errors import InputError
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ def require_known(hardware: Mapping[str, Any], rulebook: Rulebook) -> None:
     ):
         name = hardware.get(key)
         if name is not None and find(name) is None:
-            raise InputError(NAME, f"hardware.{key}", f"{name!r} is not in the rules", _near(name, rules))
+            remedy = _near(name, rules) + (f"; or {MEASURE_IT}" if key == "accelerator" else "")
+            raise InputError(NAME, f"hardware.{key}", f"{name!r} is not in the rules", remedy)
 
 
 def _flat(keys: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

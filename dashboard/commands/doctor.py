@@ -74,6 +74,7 @@ def _quick(options: Namespace) -> Iterator[Check]:
 def _all(options: Namespace) -> Iterator[Check]:
     yield _tried("python", _python)
     yield _tried("rules", _rules)
+    yield _tried("accelerator", lambda: _accelerator(getattr(options, "hardware", {})))
     yield _tried("data", lambda: _data(options.data))
     yield _tried("disk", lambda: _disk(options.data))
     yield _tried("access", lambda: _access(options))
@@ -103,6 +104,20 @@ def _rules() -> str:
 
     rulebook = load_rulebook()
     return f"{len(rulebook.techniques)} techniques, {len(rulebook.engines)} engines, version {rulebook.version}"
+
+
+def _accelerator(stated: Mapping[str, Any]) -> str:
+    """What the configuration names, as `serve` will look it up. To name none is no fault: an engine may tell."""
+    from phasewise.dashboard.commands.configuration import require_known
+    from phasewise.rules.engine_settings import NAME_IT
+    from phasewise.rules.load import load_rulebook
+
+    rulebook = load_rulebook()
+    require_known(stated, rulebook)
+    gpu = rulebook.find_gpu(stated.get("accelerator"))
+    if gpu is None:
+        return f"none is named; where an engine tells none either, {NAME_IT}"
+    return f"{gpu.id}, {'by its data sheet' if gpu.peak_flops else 'as it was measured'}"
 
 
 def _data(data: Path) -> str:

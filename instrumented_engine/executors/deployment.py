@@ -65,6 +65,12 @@ class Deployment:
                 f"no bandwidth between devices is known for {self.gpu.name}",
                 "give 1, or state link_bandwidth_bytes_per_s with its source in the accelerator's rule file",
             )
+        if self.gpu.memory_bandwidth_bytes_per_s is None:
+            raise _refused(
+                "gpu",
+                f"{self.gpu.name} was only measured, and the time law starts from a data sheet",
+                "give an accelerator that has one",
+            )
         if self.compute_dtype not in self.gpu.peak_flops:
             raise _refused(
                 "compute_dtype",

@@ -119,7 +119,7 @@ class _Builder:
     def _kernel(self, curve: OperatorEfficiency, dtype: str) -> Kernel:
         gpu, at = self.at.gpu, self.at
         peak = gpu.peak_flops.get(dtype) or max(gpu.peak_flops.values())
-        return Kernel(curve, peak / at.compute_slow_ratio, gpu.memory_bandwidth_bytes_per_s / at.memory_slow_ratio)
+        return Kernel(curve, peak / at.compute_slow_ratio, gpu.nominal_bandwidth_bytes_per_s / at.memory_slow_ratio)
 
     def _attention_dtype(self) -> str:
         """Attention computes in 16 bits whatever the weights' type."""

@@ -24,7 +24,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ import torch
 from benchmarks.machine import machine
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from phasewise.instrumented_engine.calibration.repeats import Work, product_rate, stream_rates, timed
+from phasewise.instrumented_engine.calibration.torch_device import TorchDevice
 from phasewise.instrumented_engine.config import EngineConfig
 from phasewise.instrumented_engine.core import EngineCore
 from phasewise.instrumented_engine.executors.time_law import Deployment, TimeLaw
@@ -49,8 +51,10 @@ from phasewise.instrumented_engine.sequence import RequestSpec, Sequence
 from phasewise.instrumented_engine.serving.wall_clock import WallClock
 from phasewise.rules.counting import Precision, step_work
 from phasewise.rules.load import Rulebook, load_rulebook
+from phasewise.rules.measured import Rate
 
 TINY = LlamaConfig(vocab=512, hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, ffn=256, max_context_tokens=8192)
+DTYPE = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 BLOCK_TOKENS = 16
 REPEATS = 7
 # Share of the whole time a stage may take; decode is what the device was asked for.
@@ -89,26 +93,17 @@ class Bench:
         return self.model.device
 
 
-def timed(work: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> list[float]:
+def repeated(work: Work, device: torch.device, repeats: int = REPEATS) -> list[float]:
     """Seconds of each repeat after one run to warm up, the device waited for."""
-
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    work()
-    wait()
-    taken = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        wait()
-        taken.append(time.perf_counter() - began)
-    return taken
+    return timed(work, lambda: torch.cuda.synchronize(device) if device.type == "cuda" else None, repeats)
 
 
 def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def rate_spread(rate: Rate) -> dict[str, float]:
+    return {"median": rate.median, "least": rate.least, "most": rate.most}
 
 
 def facts(bench: Bench) -> dict[str, object]:
@@ -128,27 +123,16 @@ def facts(bench: Bench) -> dict[str, object]:
 
 
 def calibrate(bench: Bench, until: float) -> dict[str, object]:
-    """Matrix products of growing size until one takes long enough, and copies that no cache can hold."""
-    best: list[float] = []
-    size = 1024
-    while time.monotonic() < until:
-        a = torch.randn(size, size, device=bench.device, dtype=bench.model.dtype)
-        rates = [2 * size**3 / taken for taken in timed(lambda a=a: a @ a, bench.device)]  # type: ignore[misc]
-        if not best or statistics.median(rates) > statistics.median(best):
-            best = rates
-        if size >= 16384 or 2 * size**3 / min(rates) > 0.2:
-            break
-        size *= 2
-    values = (1 << 30 if bench.device.type == "cuda" else 1 << 27) // bench.model.dtype.itemsize
-    source = torch.ones(values, device=bench.device, dtype=bench.model.dtype)
-    target = torch.empty_like(source)
-    moved = 2 * source.nbytes  # read and written
-    streams = [moved / taken for taken in timed(lambda: target.copy_(source), bench.device)]
+    """The matrix product and the stream of `phasewise calibrate`, of the shape's own data type."""
+    device = TorchDevice(str(bench.device))
+    left = until - time.monotonic()
+    product = product_rate(device, DTYPE[bench.dtype], 0.7 * left)
+    stream = max(stream_rates(device, 0.25 * left).values(), key=lambda rate: rate.median)
     small = torch.ones(1, device=bench.device)
     return {
-        "matmul_flops_per_s": spread(best),
-        "stream_bytes_per_s": spread(streams),
-        "smallest_kernel_s": spread(timed(lambda: small.add_(1), bench.device, 50)),
+        "matmul_flops_per_s": rate_spread(product),
+        "stream_bytes_per_s": rate_spread(stream),
+        "smallest_kernel_s": spread(repeated(lambda: small.add_(1), bench.device, 50)),
     }
 
 
@@ -189,8 +173,10 @@ def judged(bench: Bench, plan: StepPlan, taken: list[float], measured: dict[str,
     }
     if bench.gpu is not None:
         gpu = bench.rulebook.gpus[bench.gpu]
-        peak = gpu.peak_flops[{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[bench.dtype]]
-        bound = max(work.total.bytes / gpu.memory_bandwidth_bytes_per_s, work.total.flops / peak)
+        roof = gpu.roof(DTYPE[bench.dtype])
+        if roof is None or roof.measured:
+            return found  # no data sheet says what is impossible
+        bound = max(work.total.bytes / roof.bytes_per_s, work.total.flops / roof.flops)
         law = TimeLaw(Deployment(gpu=gpu, model=shape, precision=precision, cuda_graphs=False)).seconds(
             composition(plan)
         )
@@ -217,7 +203,7 @@ def decode(bench: Bench, until: float, measured: dict[str, Any]) -> list[dict[st
         try:
             executor, sequences = resident(bench, batch, context)
             plan = StepPlan(0, decodes=sequences)
-            cell |= judged(bench, plan, timed(lambda e=executor, p=plan: e.execute(p), bench.device), measured)  # type: ignore[misc]
+            cell |= judged(bench, plan, repeated(lambda e=executor, p=plan: e.execute(p), bench.device), measured)  # type: ignore[misc]
         except (RuntimeError, MemoryError) as problem:  # torch's out-of-memory is a RuntimeError
             cell["left_out"] = str(problem).splitlines()[0][:120]
         cells.append(cell)
@@ -231,7 +217,7 @@ def prefill(bench: Bench, until: float, measured: dict[str, Any]) -> list[dict[s
             break
         executor, (sequence,) = resident(bench, 1, tokens)
         plan = StepPlan(0, chunks=[PromptChunk(sequence, 0, tokens, True)])
-        taken = timed(lambda e=executor, p=plan: e.execute(p), bench.device, 3)  # type: ignore[misc]
+        taken = repeated(lambda e=executor, p=plan: e.execute(p), bench.device, 3)  # type: ignore[misc]
         cells.append({"prompt": tokens} | judged(bench, plan, taken, measured))
     return cells
 
@@ -342,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shape", default="llama-3.1-8b", help="a model of the rules, or tiny")
     parser.add_argument("--gpu", help="id of the accelerator's rule file; default: found by the device's own name")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--dtype", default="bfloat16", choices=tuple(DTYPE))
     options = parser.parse_args(arguments)
     began = time.monotonic()
     rulebook = load_rulebook()

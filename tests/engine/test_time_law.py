@@ -114,7 +114,7 @@ def test_more_work_never_takes_less_time(
 def test_a_compute_bound_step_does_not_care_for_bandwidth() -> None:
     step = composed([(8192, 0, True)])
     at = deployment(model="llama-3.1-70b", devices=4)
-    twice = replace(at.gpu, memory_bandwidth_bytes_per_s=2 * at.gpu.memory_bandwidth_bytes_per_s)
+    twice = replace(at.gpu, memory_bandwidth_bytes_per_s=2 * at.gpu.nominal_bandwidth_bytes_per_s)
     base, faster = TimeLaw(at).replica.products, TimeLaw(replace(at, gpu=twice)).replica.products
     base_s = sum(product.seconds(8192.0) for product in base)
     faster_s = sum(product.seconds(8192.0) for product in faster)

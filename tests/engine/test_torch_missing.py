@@ -12,8 +12,17 @@ import sys
 for name in ("torch", "gguf", "safetensors", "tokenizers", "jinja2"):
     sys.modules[name] = None
 """
-REAL = ("model", "attention", "llama.sampling", "llama.weights", "executors.torch_executor")
+REAL = (
+    "model",
+    "attention",
+    "llama.sampling",
+    "llama.weights",
+    "executors.torch_executor",
+    "calibration.torch_device",
+)
 WITHOUT = (
+    "calibration.profile",
+    "calibration.numpy_device",
     "llama.llama_config",
     "llama.model_files",
     "llama.gguf_file",
