@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from machine_speed import slowness
+
 
 def wait_for(test: Callable[[], object], seconds: float = 30.0, pause_s: float = 0.05) -> bool:
-    """Whether `test` holds in time. Generous: it costs time only where something is broken."""
-    end = time.monotonic() + seconds
+    """Whether `test` holds in time, longer on a slow machine. Generous: it costs time only where something is broken."""
+    end = time.monotonic() + seconds * slowness()
     while time.monotonic() < end:
         if test():
             return True

@@ -48,10 +48,10 @@ def protobuf() -> bytes:
         ((json.dumps(OTLP) + "\n" + json.dumps(OTLP)).encode(), "spans", "otlp-json"),
         (json.dumps(OTLP, indent=2).encode(), "spans", "otlp-json"),
         (protobuf(), "spans", "otlp-protobuf"),
-        (gzip.compress(protobuf()), "spans", "otlp-protobuf"),
+        (gzip.compress(protobuf(), mtime=0), "spans", "otlp-protobuf"),
         (json.dumps(BENCH).encode(), "client", "vllm-bench"),
         (json.dumps([BENCH, BENCH | {"index": 1}]).encode(), "client", "vllm-bench"),
-        (gzip.compress(json.dumps(AIPERF).encode()), "client", "aiperf"),
+        (gzip.compress(json.dumps(AIPERF).encode(), mtime=0), "client", "aiperf"),
         (json.dumps(OPENAI).encode(), "client", "openai-client"),
     ],
 )

@@ -21,6 +21,7 @@ from live_engine import (
     tree,
     until,
 )
+from machine_speed import slowness
 from writing import bench
 
 from phasewise.collector.scan import scan_traces
@@ -266,6 +267,6 @@ def test_a_receiver_that_is_not_there_holds_nothing_up() -> None:
         began = time.monotonic()
         for _ in range(5):
             assert running.post("/v1/completions", {"prompt": "x", "max_tokens": 5}).status_code == 200
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 3 * slowness()
         began = time.monotonic()
-    assert time.monotonic() - began < 12
+    assert time.monotonic() - began < 12 * slowness()
