@@ -112,7 +112,7 @@ def test_closing_stops_the_readers_and_breaks_no_thread(
     """With 0 s the connection goes while queries run on it: each ends with a sentence and the watch with nothing."""
     monkeypatch.setattr("phasewise.collector.readers._STOPPING_S", stopping_s)
     store = Store(tmp_path / "s.duckdb")
-    threads = [raised_by(lambda: store.query(ENDLESS, patience=Patience(0.5))) for _ in range(AT_ONCE)]
+    threads = [raised_by(lambda: store.query(ENDLESS, patience=Patience(3.0))) for _ in range(AT_ONCE)]
     until(lambda: len(store._readers._running) == AT_ONCE)
     store.close()
     for thread, raised in threads:

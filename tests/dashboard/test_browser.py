@@ -12,6 +12,7 @@ from browsing import BOUND, Browsed, listening
 from endless import ENGINE, HEAT, LIST, VERDICT, slow_down
 from machine_speed import slowness
 from stocked import NOW_UNIX_NS, Served
+from waiting import wait_for
 
 from phasewise.collector.access_keys import KeyFile, new_key
 
@@ -191,7 +192,7 @@ def test_a_slow_part_tells_and_can_be_cancelled(
     slow.get_by_text("Cancelled").first.wait_for(state="visible", timeout=10_000)
     assert time.monotonic() - began < 8 * slowness()
     if page != "/triage":  # whose other parts wait for the same verdict, and begin it again for themselves
-        assert not served.store._readers._running
+        assert wait_for(lambda: not served.store._readers._running, 5.0)
     slow_down(served.store, "nothing like it")
     slow.get_by_role("button", name="Retry").click()
     slow.get_by_text("Cancelled").first.wait_for(state="hidden", timeout=20_000)
