@@ -158,7 +158,7 @@ def _flight(flight: InFlight) -> list[Evidence]:
     return [
         Evidence(
             "in-flight: waiting share of request-seconds", ratio, "under 25 %", "ratio",
-            ENGINE, tuple({"kv" if c.startswith("kv") else "queueing" for c in flight.waiting_s}) if ratio >= 0.25 else (),
+            ENGINE, tuple(sorted({"kv" if c.startswith("kv") else "queueing" for c in flight.waiting_s})) if ratio >= 0.25 else (),
         )
     ]  # fmt: skip
 
