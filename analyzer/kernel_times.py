@@ -8,14 +8,13 @@ add up and still stand in the order of what they would save. The curves are thos
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from phasewise.analyzer.intervals import Floats
+from phasewise.analyzer.kept_figures import Ints, KeptFigures
 from phasewise.analyzer.machine import Machine
 from phasewise.rules.counting import Precision
 from phasewise.rules.kernels.operators import EVERYTHING
@@ -23,8 +22,6 @@ from phasewise.rules.kernels.replica import Replica, replica_of
 from phasewise.rules.schema import Gpu, Model
 
 _EIGHT_BIT = ("fp8", "int8")
-KEPT_NUMBERS = 16_384  # from here on nothing is remembered
-Ints = npt.NDArray[np.int64]
 NODE_DEVICES = (1, 2, 4, 8)  # of which the curves of collectives know
 
 
@@ -49,8 +46,8 @@ class KernelTimes:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._layers = KeptFigures(lambda tokens: self._layer_seconds(tokens), len(_GONE))
-        self._logits = KeptFigures(lambda logits: self._logit_seconds(logits), len(_GONE))
+        self._layers = KeptFigures(self._layer_seconds, len(_GONE))
+        self._logits = KeptFigures(self._logit_seconds, len(_GONE))
 
     def decoding(self, sequences: Floats, context: Floats) -> Parts:
         """Steps in which so many sequences decode, that attend to `context` tokens together. sequences: whole ones are told apart."""
@@ -64,11 +61,11 @@ class KernelTimes:
     def _linear(self, tokens: Floats, logits: Floats) -> Floats:
         return self._layers.of(_whole(tokens)) + self._logits.of(_whole(logits))
 
-    def _layer_seconds(self, tokens: Floats) -> Floats:
-        return np.stack([self._replica.token_seconds(tokens, kept) for kept in _GONE])
+    def _layer_seconds(self, tokens: Ints) -> Floats:
+        return np.stack([self._replica.token_seconds(tokens.astype(np.float64), kept) for kept in _GONE])
 
-    def _logit_seconds(self, logits: Floats) -> Floats:
-        return np.stack([self._replica.logit_seconds(logits, kept) for kept in _GONE])
+    def _logit_seconds(self, logits: Ints) -> Floats:
+        return np.stack([self._replica.logit_seconds(logits.astype(np.float64), kept) for kept in _GONE])
 
 
 # Everything as it is, then without each resource.
@@ -96,29 +93,6 @@ def _parts(seconds: Floats) -> Parts:
     )
 
 
-class KeptFigures:
-    """Figures of small whole numbers, [width, n]: each of these counted once, as far as they are kept."""
-
-    def __init__(self, count: Callable[[Floats], Floats], width: int) -> None:
-        self._count = count
-        self._kept = np.full((width, KEPT_NUMBERS), np.nan)
-
-    def of(self, numbers: Ints) -> Floats:
-        """[width, one a number]; numbers are not negative."""
-        if not len(numbers):
-            return np.empty((len(self._kept), 0))
-        if int(numbers.max()) >= KEPT_NUMBERS:
-            different, place = np.unique(numbers, return_inverse=True)
-            return np.asarray(self._count(different.astype(np.float64))[:, place])
-        found = self._kept[:, numbers]
-        unknown = np.isnan(found[0])
-        if unknown.any():
-            different = np.unique(numbers[unknown])
-            self._kept[:, different] = self._count(different.astype(np.float64))
-            found = self._kept[:, numbers]
-        return found
-
-
 def kernel_times(built: Machine) -> KernelTimes | None:
     """None where model or accelerator are unknown, or nothing was measured of accelerators of that kind or so many of them."""
     if built.model is None or built.gpu is None or built.gpu.kind != "gpu" or built.dtype not in built.gpu.peak_flops:
@@ -144,11 +118,6 @@ class _Placed:
     compute_slow_ratio: float = 1.0
     memory_slow_ratio: float = 1.0
     communication_slow_ratio: float = 1.0
-
-    @property
-    def kv_copies(self) -> float:
-        heads = 1 if self.model.mla is not None else self.model.kv_heads
-        return max(1.0, self.tensor_parallel_count / heads)
 
     def __hash__(self) -> int:
         """By names: to hash every figure of an accelerator costs more than a look-up saves. Equality is by all of them."""

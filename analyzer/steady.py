@@ -6,15 +6,15 @@ resource would save of it; else by its bytes and FLOPs at a usual share of the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from phasewise.analyzer.decoding import BANDWIDTH_EFFICIENCY
 from phasewise.analyzer.intervals import Floats, or_zero
+from phasewise.analyzer.kept_figures import Ints, KeptFigures
 from phasewise.analyzer.kernel_times import Parts, kernel_times
 from phasewise.analyzer.machine import Machine, machine
 from phasewise.analyzer.roofline import known_ridges
@@ -23,10 +23,8 @@ from phasewise.rules.counting import Precision, decode_step
 from phasewise.rules.load import Rulebook
 from phasewise.rules.schema import Model
 
-Ints = npt.NDArray[np.int64]
 COMPUTE_EFFICIENCY = 0.75  # best matrix products reach 73-87 % of the data sheet, roofline.md 4.1
 CONTEXT_GRAIN_TOKENS = 64  # contexts are counted in these steps: the error is far below that of the efficiencies
-KEPT_COUNTS = 16_384  # batches of one model, and contexts in grains, from which on nothing is remembered
 CAUSES = ("decode.weights", "decode.kv", "decode.compute", "communication.node", "host", "unexplained")
 
 
@@ -35,7 +33,8 @@ class DecodeSplit:
     """For each request: shares of bandwidth bytes, and the least step time by memory and by compute (NaN: no accelerator).
 
     weight_share: weight bytes over all bytes of its steps; intensity: FLOP per byte of the linear layers; lowest, highest:
-    ridges of the accelerators known, between which an unknown one is not judged. kernels: a step by resource, where measured curves tell.
+    ridges of the accelerators known, between which an unknown one is not judged. kernels: a step by resource, where
+    measured curves tell; then nothing else is asked.
     """
 
     weight_share: Floats
@@ -110,6 +109,9 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
     memory, compute = np.full(n, np.nan), np.full(n, np.nan)
     if built.model is None:
         return DecodeSplit(share, intensity, memory, compute, lowest, highest)
+    if (kernels := kernel_times(built)) is not None:
+        parts = kernels.decoding(batch, batch * np.maximum(tokens, 1.0))
+        return DecodeSplit(share, intensity, memory, compute, lowest, highest, parts)
     sizes = np.rint(batch).astype(np.int64)
     lengths = np.maximum(np.rint(tokens / CONTEXT_GRAIN_TOKENS), 1).astype(np.int64)
     # Layers and head count by the batch alone, attention by the context of one sequence: no pair of both is counted by itself.
@@ -123,32 +125,7 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
         memory = moved / built.devices / (built.gpu.nominal_bandwidth_bytes_per_s * BANDWIDTH_EFFICIENCY)
         done = flops + sizes * kv_flops
         compute = done / built.devices / (peak * COMPUTE_EFFICIENCY) if peak else np.zeros(n)
-    kernels = kernel_times(built)
-    parts = kernels.decoding(batch, batch * np.maximum(tokens, 1.0)) if kernels is not None else None
-    return DecodeSplit(share, intensity, memory, compute, lowest, highest, parts)
-
-
-class _Table:
-    """Figures of small whole numbers, [width, n]: each of these counted once, as far as they are kept."""
-
-    def __init__(self, count: Callable[[int], tuple[float, ...]], width: int) -> None:
-        self._count = count
-        self._kept = np.full((width, KEPT_COUNTS), np.nan)
-
-    def of(self, keys: Ints) -> Floats:
-        """[width, one a key]; keys are not negative."""
-        if not len(keys):
-            return np.empty((len(self._kept), 0))
-        if int(keys.max()) >= KEPT_COUNTS:
-            different, place = np.unique(keys, return_inverse=True)
-            return np.array([self._count(key) for key in different.tolist()]).T[:, place]
-        found = self._kept[:, keys]
-        unknown = np.isnan(found[0])
-        if not unknown.any():
-            return found
-        for key in np.unique(keys[unknown]).tolist():
-            self._kept[:, key] = self._count(key)
-        return self._kept[:, keys]
+    return DecodeSplit(share, intensity, memory, compute, lowest, highest)
 
 
 class _Counts:
@@ -157,17 +134,19 @@ class _Counts:
 
     def __init__(self, model: Model, precision: Precision) -> None:
         self._model, self._precision = model, precision
-        self.layers = _Table(self._layers, 3)
-        self.attention = _Table(self._attention, 2)
+        self.layers = KeptFigures(self._layers, 3)
+        self.attention = KeptFigures(self._attention, 2)
 
-    def _layers(self, batch: int) -> tuple[float, float, float]:
-        step = decode_step(self._model, self._precision, batch, 1)
-        weights = step.linear.weight_bytes + step.head.weight_bytes
-        return weights, step.linear.intensity_flop_per_byte or 0.0, float(step.linear.flops + step.head.flops)
+    def _layers(self, batches: Ints) -> Floats:
+        steps = [decode_step(self._model, self._precision, batch, 1) for batch in batches.tolist()]
+        weights = [step.linear.weight_bytes + step.head.weight_bytes for step in steps]
+        intensity = [step.linear.intensity_flop_per_byte or 0.0 for step in steps]
+        return np.array([weights, intensity, [float(step.linear.flops + step.head.flops) for step in steps]])
 
-    def _attention(self, grains: int) -> tuple[float, float]:
-        work = decode_step(self._model, self._precision, 1, grains * CONTEXT_GRAIN_TOKENS).attention
-        return work.kv_bytes, float(work.flops)
+    def _attention(self, grains: Ints) -> Floats:
+        lengths = [count * CONTEXT_GRAIN_TOKENS for count in grains.tolist()]
+        works = [decode_step(self._model, self._precision, 1, tokens).attention for tokens in lengths]
+        return np.array([[work.kv_bytes for work in works], [float(work.flops) for work in works]])
 
 
 # By model and precision: to find what was counted costs more than a look-up where these are hashed for every single count.

@@ -18,6 +18,7 @@ from phasewise.rules.counting import (
     attention_flops_per_pair,
     head_weights,
     kv_bytes_per_token,
+    kv_copies,
     linear_weight_bytes_read,
 )
 from phasewise.rules.schema import Gpu, Model
@@ -75,10 +76,8 @@ def weight_bytes(built: Machine, model: Model, tokens: Floats) -> Floats:
 def kv_token_bytes(built: Machine, model: Model) -> float:
     """KV bytes of one attended token over all devices, copies beyond the KV heads included; layers with a sliding window, which
     stop growing with the context, left out."""
-    heads = 1 if model.mla is not None else model.kv_heads
-    copies = max(1.0, built.devices / heads)
     full = (model.layers - (model.sliding_window.layers if model.sliding_window else 0)) / model.layers
-    return kv_bytes_per_token(model, built.precision.kv_bits) * copies * full
+    return kv_bytes_per_token(model, built.precision.kv_bits) * kv_copies(model, built.devices) * full
 
 
 def bounds_of(built: Machine) -> Bounds | None:

@@ -194,6 +194,12 @@ def kv_elements_per_token(model: Model) -> int:
     return 2 * model.kv_heads * model.head_dim
 
 
+def kv_copies(model: Model, devices: int) -> float:
+    """How often each KV byte lies on the devices of one replica: those beyond the number of KV heads keep copies (MLA: all do)."""
+    heads = 1 if model.mla is not None else model.kv_heads
+    return max(1.0, devices / heads)
+
+
 def kv_bytes_per_token(model: Model, kv_bits: float = 16) -> float:
     """KV bytes of one token over all layers: 2*L*K*d*bits/8, or L*(c + r)*bits/8 with MLA."""
     return model.layers * kv_elements_per_token(model) * kv_bits / 8

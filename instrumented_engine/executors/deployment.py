@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phasewise.rules.counting import Precision, kv_bytes_per_token
+from phasewise.rules.counting import Precision, kv_bytes_per_token, kv_copies
 from phasewise.rules.errors import InputError
 from phasewise.rules.kv_memory import model_kv_pool_bytes, pool_blocks
 from phasewise.rules.schema import Gpu, Model
@@ -86,9 +86,7 @@ class Deployment:
 
     @property
     def kv_copies(self) -> float:
-        """How often each KV byte lies in the replica: devices beyond the number of KV heads keep copies (MLA: all do)."""
-        heads = 1 if self.model.mla is not None else self.model.kv_heads
-        return max(1.0, self.tensor_parallel_count / heads)
+        return kv_copies(self.model, self.tensor_parallel_count)
 
 
 def kv_blocks_for(

@@ -9,8 +9,7 @@ from phasewise.rules.schema import Gpu, Model
 
 
 class Placement(Protocol):
-    """One replica. compute_dtype: data type whose peak the matrix products run at; kv_copies: how often each KV byte lies in the replica;
-    *_slow_ratio: 2 = that resource has half its speed."""
+    """One replica. compute_dtype: data type whose peak the matrix products run at; *_slow_ratio: 2 = that resource has half its speed."""
 
     @property
     def gpu(self) -> Gpu: ...
@@ -26,9 +25,6 @@ class Placement(Protocol):
 
     @property
     def compute_dtype(self) -> str: ...
-
-    @property
-    def kv_copies(self) -> float: ...
 
     @property
     def compute_slow_ratio(self) -> float: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from phasewise.rules.counting import attention_flops_per_pair, kv_elements_per_token
+from phasewise.rules.counting import attention_flops_per_pair, kv_copies, kv_elements_per_token
 from phasewise.rules.efficiency_file import generic_efficiency
 from phasewise.rules.kernels.collectives import AllReduce
 from phasewise.rules.kernels.operators import (
@@ -195,7 +195,7 @@ class _Builder:
 
     def _kv_token_bytes(self) -> float:
         """KV of a token in one layer on one device, copies included."""
-        elements = kv_elements_per_token(self.model) * self.at.kv_copies / self.devices
+        elements = kv_elements_per_token(self.model) * kv_copies(self.model, self.devices) / self.devices
         return elements * self.at.precision.kv_bits / 8
 
     def _kv_dtype(self) -> str:

@@ -67,7 +67,7 @@ def test_an_8b_on_an_h100_decodes_at_the_speed_of_its_weights(
     host = 1 - law.seconds_of(columns, without="host").sum() / whole
     share = booked(recording, "llama-3.1-8b", "h100-sxm")
     assert share["decode.weights"] == max(share.values())
-    assert share["host"] == pytest.approx(host, abs=0.1)
+    assert share["host"] == pytest.approx(host, abs=0.05)
 
 
 @pytest.mark.parametrize(
