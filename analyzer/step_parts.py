@@ -6,6 +6,9 @@ the achieved bandwidth explain it; above that it is the host, on several devices
 longer context does not make steps longer by what its bytes cost at least, the device waits for the host, and the constant part
 is the host's: as far as the steps can tell. A few steps of one batch size cannot, and then the data sheet decides: the host gets
 what is above the time the weights take at the best efficiency devices reach.
+
+Where curves of the accelerator's kernels are known (`kernel_times`) they say what the linear layers, their calls and their collectives take,
+and divide it by what each resource would save; what the fit holds above them is the host's.
 """
 
 from __future__ import annotations
