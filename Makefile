@@ -7,6 +7,8 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 BIN := .venv/bin
+# As many tests at once, those marked `alone` apart; WORKERS= for one after the other.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? n : 4)))
 MARKS := $(if $(SLOW),not nightly,not slow and not nightly)
 # WHEEL=1 tests the built wheel instead of the checkout: what a user installs.
 INSTALL := $(if $(WHEEL),.,--editable .)
@@ -57,7 +59,7 @@ lint: $(STAMP) $(ENGINE_STAMP)
 	$(BIN)/mypy tests
 
 test: lint
-	$(BIN)/pytest -m "$(MARKS)" $(ARGS)
+	$(BIN)/pytest -m "$(MARKS)" $(WORKERS:%=-n % --dist loadfile) $(ARGS)
 
 bench-ingest: $(STAMP)
 	@$(BIN)/python tests/benchmarks/ingest.py $(ARGS)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import thorough
+import turns
 from _pytest.terminal import TerminalReporter
 
 # Code compiled for the receiver, also by the processes that tests start: kept, so that only the first run waits for it.
@@ -27,12 +30,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Where several workers run the tests (`pytest -n`), those marked `alone` have the machine to themselves, with their fixtures."""
+    with turns.taken(item.config, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Counts what `-m` left out, by its marker."""
     for item in items:
         marker = next((name for name in ("nightly", "slow") if item.get_closest_marker(name)), None)
         if marker:
             item.config.stash.setdefault(LEFT_OUT, Counter())[marker] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells the process that prints the table what it left out."""
+    if hasattr(session.config, "workeroutput"):
+        left_out = session.config.stash.get(LEFT_OUT, Counter[str]())
+        session.config.workeroutput["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker reads all tests, so that what one of them left out is what all did."""
+    told: dict[str, int] = getattr(node, "workeroutput", {}).get("left_out", {})
+    if told:  # nothing of a worker that crashed
+        node.config.stash[LEFT_OUT] = Counter(told)
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:

@@ -1,8 +1,10 @@
-"""How long something took, less the time that its processes stood in the kernel's queue for a processor, and by the speed of its
-cores: what it takes on a usual machine where nothing else runs. So that a bound in seconds can be held by one that does other work."""
+"""How long something took, less the time that its processes stood in the kernel's queue for a processor or the machine in its host's,
+and by the speed of its cores: what it takes on a usual machine where nothing else runs. So that a bound in seconds can be held by one
+that does other work."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +20,22 @@ def queued_s(pid: int) -> float:
         return 0.0
 
 
-def quiet_s(began_s: float, started: Iterable[int]) -> float:
-    """From a monotonic time to now, less the waiting of processes that were started after it, one behind the other."""
-    return (time.monotonic() - began_s - sum(queued_s(pid) for pid in started)) / slowness()
+def _stolen_s() -> float:
+    """Seconds that the host gave a processor to another machine while this one would have used it; 0 where no kernel says."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+class Stopwatch:
+    """Runs from when it is made."""
+
+    def __init__(self) -> None:
+        self._began_s, self._stolen_s = time.monotonic(), _stolen_s()
+
+    def quiet_s(self, started: Iterable[int]) -> float:
+        """Until now, less the waiting of processes that were started after it, one behind the other, and less what the host took."""
+        waited_s = sum(queued_s(pid) for pid in started) + _stolen_s() - self._stolen_s
+        return (time.monotonic() - self._began_s - waited_s) / slowness()

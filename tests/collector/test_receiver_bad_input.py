@@ -158,6 +158,7 @@ def test_a_gzip_bomb_over_grpc_is_resource_exhausted(running: Receiving) -> None
     assert_neighbour_is_stored(running)
 
 
+@pytest.mark.alone
 def test_just_64_mib_is_taken_and_one_byte_more_is_not(running: Receiving) -> None:
     limit = INTAKE_LIMITS.request_bytes
     body = padded_request(limit)

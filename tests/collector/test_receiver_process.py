@@ -41,6 +41,7 @@ def test_what_the_process_must_not_load(tmp_path: Path) -> None:
     assert ended.stdout == "[]\n"
 
 
+@pytest.mark.alone
 def test_it_is_ready_fast_and_small(tmp_path: Path) -> None:
     started = time.monotonic()
     with receiving(tmp_path) as process:
@@ -49,6 +50,7 @@ def test_it_is_ready_fast_and_small(tmp_path: Path) -> None:
         assert process.rss_bytes() < 400 * MIB
 
 
+@pytest.mark.alone
 def test_sigterm_writes_what_is_under_way_and_exits_0(tmp_path: Path) -> None:
     with receiving(tmp_path) as process:
         answers = []
@@ -181,6 +183,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "receive.json").read_text())["state"] == "stopped"
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_slow_clients_are_cut_off_and_others_are_not_held_up(tmp_path: Path) -> None:
     with receiving(tmp_path) as process:

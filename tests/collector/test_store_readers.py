@@ -40,6 +40,7 @@ def raised_by(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseEx
     return thread, raised
 
 
+@pytest.mark.alone
 def test_a_query_that_takes_too_long_is_stopped_and_the_store_lives_on(store: Store) -> None:
     began = time.monotonic()
     with pytest.raises(TooSlow, match=r"stopped after 0\.3 s .*narrow the range or add a filter") as raised:

@@ -282,6 +282,7 @@ def test_an_empty_store_has_an_unknown_verdict(serve: Callable[..., Served]) -> 
     )
 
 
+@pytest.mark.alone
 def test_a_busy_writer_does_not_hold_up_the_pulse(served: Served) -> None:
     free = threading.Event()
     with pytest.MonkeyPatch.context() as patched:

@@ -177,6 +177,7 @@ def part(browsed: Browsed, name: str) -> Any:
     return browsed.page.locator(f".region:has(> #{name})")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("page", "words", "name", "told"), ENDLESS)
 def test_a_slow_part_tells_and_can_be_cancelled(
     browse: Callable[[Served], Browsed], served: Served, page: str, words: str, name: str, told: str

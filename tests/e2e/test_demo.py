@@ -51,6 +51,7 @@ def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
     assert len([line for line in done.stderr.splitlines() if line.startswith("phasewise: ")]) == 1
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_the_engine_runs_live_and_its_card_says_that_it_is_simulated(tmp_path: Path) -> None:
     begun = time.monotonic()

@@ -101,6 +101,7 @@ def test_what_cannot_be_served_is_one_line(options: tuple[str, ...], code: int |
     assert len([line for line in done.stderr.splitlines() if line.startswith("phasewise: ")]) == 1
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_busy_port_is_exit_code_4() -> None:
     with socket.socket() as taken:

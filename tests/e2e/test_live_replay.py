@@ -123,12 +123,15 @@ def test_never_called_healthy_from_15_s_after_the_onset(name: str, window_s: flo
     assert any(verdict["open"] > 0 for _, verdict in said)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "phases_s", [pytest.param(15, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("thin", [15, 30])
 @pytest.mark.parametrize("name", sorted(CLASSES))
-def test_sparse_scrapes_never_change_the_class(name: str, thin: int, tmp_path: Path) -> None:
+def test_sparse_scrapes_never_change_the_class(name: str, thin: int, phases_s: int, tmp_path: Path) -> None:
+    """The scrapes that are left begin at the first second of the recording, and again `phases_s` later while that gives others."""
     folder = shared_path("captures", name)
-    for phase in range(0, thin, 5):
+    for phase in range(0, thin, phases_s):
         playback = Playback(folder, tmp_path / f"data{phase}", thin, phase)
         *_, (_, verdict) = playback.play(every_s=1e6)
         assert verdict["primary"] in {*CLASSES[name], "inconclusive"}, f"scrapes every {thin} s from second {phase}"

@@ -38,6 +38,7 @@ def bodies(name: str) -> list[bytes]:
     return [event.body for event in load(name).events if isinstance(event, Traces)]
 
 
+@pytest.mark.alone
 def test_a_server_starts_answers_survives_a_lost_part_and_ends_in_order(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with serving(data) as served:

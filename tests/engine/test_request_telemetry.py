@@ -298,6 +298,7 @@ class Stuck(InMemorySpanExporter):
         return super().export(spans)
 
 
+@pytest.mark.alone
 def test_a_receiver_that_hangs_costs_spans_and_no_time() -> None:
     stuck = Stuck()
     export = SpanExport(stuck, ExportSettings(queue_spans=600, delay_s=0.01), RESOURCE)

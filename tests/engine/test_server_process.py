@@ -80,6 +80,7 @@ def _running(url: str) -> float:
     return float(next(line for line in lines if line.startswith("vllm:num_requests_running")).rpartition(" ")[2])
 
 
+@pytest.mark.alone
 def test_what_does_not_end_in_time_is_cancelled_and_told() -> None:
     with process(drain_s=0.3) as (started, url):
         answers: list[httpx.Response] = []
@@ -108,6 +109,7 @@ def test_a_second_signal_ends_what_runs() -> None:
         assert "the server shut down" in answers[0].text
 
 
+@pytest.mark.alone
 def test_an_idle_server_ends_at_once() -> None:
     with process() as (started, _):
         began = time.monotonic()

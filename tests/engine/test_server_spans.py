@@ -261,6 +261,7 @@ def test_a_step_that_raises_fails_the_phase_it_was_in(receiver: Received, monkey
     assert "decode" not in spans
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_receiver_that_is_not_there_holds_nothing_up() -> None:
     with engine(export=ExportSettings(endpoint="http://127.0.0.1:9", delay_s=0.05)) as running:

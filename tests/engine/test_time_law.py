@@ -250,6 +250,7 @@ def test_only_resources_can_be_taken_away() -> None:
 # --- speed -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 def test_a_step_costs_microseconds() -> None:
     law = TimeLaw(deployment("h100-sxm", "llama-3.1-8b"))
     step = composed([(512, 1024, False)], [1000] * 64)

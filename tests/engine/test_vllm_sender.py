@@ -136,6 +136,7 @@ def test_requests_of_an_engine_that_sends_no_spans_are_not_sent() -> None:
     assert [draft.name for draft in kept.drafts] == ["engine.steps"]
 
 
+@pytest.mark.alone
 def test_the_end_comes_in_time_though_the_receiver_hangs() -> None:
     kept = Kept()
     kept.going.clear()

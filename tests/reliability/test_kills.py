@@ -15,7 +15,7 @@ import pytest
 from crash_counts import KILL_ROUNDS
 from free_ports import free_ports
 from process_tree import children
-from quiet_time import quiet_s
+from quiet_time import Stopwatch
 from serving import Served, serving
 from span_ledger import Ledger, Sender, assert_account, request_body, sending
 from waiting import wait_for
@@ -23,7 +23,7 @@ from waiting import wait_for
 from phasewise.collector.store import Store
 from phasewise.dashboard.own_starts import ENDED, STOPPED
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.alone]
 VICTIMS = ("receive", "store", "all")
 CLIENTS = 8
 SPANS = 512  # of a request, as the SDKs send them
@@ -42,7 +42,19 @@ def clients(ledger: Ledger, ports: list[int]) -> list[Sender]:
     ]
 
 
-def killed_at_random(data: Path, rounds: int, seed: int) -> None:
+@pytest.fixture(scope="module")
+def ready_within_s(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Five seconds, or twice a start with nothing to do where the machine takes longer for that alone."""
+    return max(READY_S, 2 * max(empty_start_s(tmp_path_factory.mktemp("empty") / "data") for _ in range(2)))
+
+
+def empty_start_s(data: Path) -> float:
+    watch = Stopwatch()
+    with serving(data) as server:
+        return watch.quiet_s([server.process.pid, *children(server.process.pid).values()])
+
+
+def killed_at_random(data: Path, rounds: int, seed: int, within_s: float) -> None:
     """Senders go on all the time; each round kills one process, or all of them and starts anew on the same ports."""
     draw = random.Random(seed)
     ledger = Ledger()
@@ -51,10 +63,10 @@ def killed_at_random(data: Path, rounds: int, seed: int) -> None:
     ready_s: dict[str, list[float]] = {victim: [] for victim in VICTIMS}
     with sending(*clients(ledger, ports)):
         while done < rounds:
-            began = time.monotonic()
+            watch = Stopwatch()
             with serving(data, ports=ports) as server:
                 if done:
-                    ready_s["all"].append(quiet_s(began, [server.process.pid, children(server.process.pid)["store"]]))
+                    ready_s["all"].append(watch.quiet_s([server.process.pid, children(server.process.pid)["store"]]))
                 await_acknowledged(ledger, f"a start (seed {seed})")
                 victim = "store"
                 while victim != "all" and done < rounds:
@@ -86,7 +98,7 @@ def killed_at_random(data: Path, rounds: int, seed: int) -> None:
     killed = sum(VICTIMS[number % len(VICTIMS)] in ("store", "all") for number in range(rounds))
     assert killed - 1 <= marks.count(ENDED) <= killed and set(marks) <= {ENDED, STOPPED}, marks
     assert in_doubt <= rounds * CLIENTS * SPANS  # what was under way
-    assert all(seconds < READY_S for times in ready_s.values() for seconds in times), ready_s
+    assert all(seconds < within_s for times in ready_s.values() for seconds in times), ready_s
 
 
 def await_acknowledged(ledger: Ledger, since: str) -> None:
@@ -97,7 +109,7 @@ def await_acknowledged(ledger: Ledger, since: str) -> None:
 
 def ready_again(server: Served, ports: list[int], victim: str, gone: int) -> float:
     """Seconds from now until another process answers as that one did."""
-    began = time.monotonic()
+    watch = Stopwatch()
     probe = Sender(Ledger(), lambda: ports[2], "http", timeout_s=1.0)
 
     def answers() -> bool:
@@ -111,17 +123,17 @@ def ready_again(server: Served, ports: list[int], victim: str, gone: int) -> flo
             return False
 
     assert wait_for(answers), f"{victim} was not started again"
-    return quiet_s(began, [children(server.process.pid)[victim]])
+    return watch.quiet_s([children(server.process.pid)[victim]])
 
 
 @pytest.mark.slow
-def test_ten_kills_lose_nothing(tmp_path: Path) -> None:
-    killed_at_random(tmp_path / "data", KILL_ROUNDS["slow"], random.randrange(2**32))
+def test_ten_kills_lose_nothing(tmp_path: Path, ready_within_s: float) -> None:
+    killed_at_random(tmp_path / "data", KILL_ROUNDS["slow"], random.randrange(2**32), ready_within_s)
 
 
 @pytest.mark.nightly
-def test_fifty_kills_lose_nothing(tmp_path: Path) -> None:
-    killed_at_random(tmp_path / "data", KILL_ROUNDS["nightly"], random.randrange(2**32))
+def test_fifty_kills_lose_nothing(tmp_path: Path, ready_within_s: float) -> None:
+    killed_at_random(tmp_path / "data", KILL_ROUNDS["nightly"], random.randrange(2**32), ready_within_s)
 
 
 LONG_LOG = """
@@ -159,7 +171,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_behind_a_log_as_long_as_it_may_become_it_is_ready_in_five_seconds(tmp_path: Path) -> None:
+def test_behind_a_log_as_long_as_it_may_become_it_is_ready_in_five_seconds(
+    tmp_path: Path, ready_within_s: float
+) -> None:
     """The store is killed just before it would shorten its log: a start has all of it to do once more."""
     data = tmp_path / "data"
     told = subprocess.run(
@@ -171,10 +185,10 @@ def test_behind_a_log_as_long_as_it_may_become_it_is_ready_in_five_seconds(tmp_p
     assert told.returncode == -signal.SIGKILL
     spans = int(told.stdout)
     assert (data / "phasewise.duckdb.wal").stat().st_size > LONG_LOG_BYTES
-    began = time.monotonic()
+    watch = Stopwatch()
     with serving(data) as server:
         # One behind the other: nobody sends yet, so receive waits for nothing once it is ready.
-        took_s = quiet_s(began, [server.process.pid, *children(server.process.pid).values()])
+        took_s = watch.quiet_s([server.process.pid, *children(server.process.pid).values()])
         body, ids = request_body(1)
         server.send_traces(body)
         assert server.verdict(spans + 1)["requests"] == spans + 1
@@ -184,4 +198,4 @@ def test_behind_a_log_as_long_as_it_may_become_it_is_ready_in_five_seconds(tmp_p
         found = store.query("SELECT count(*) AS n, count(DISTINCT span_id) AS ids FROM requests")
         assert found.rows() == [(spans + 1, spans + 1)]
         assert store.query("SELECT count(*) AS n FROM requests WHERE span_id = ?", ids)["n"].item() == 1
-    assert took_s < READY_S
+    assert took_s < ready_within_s

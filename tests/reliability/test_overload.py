@@ -28,7 +28,7 @@ from waiting import wait_for
 
 from phasewise.collector.limits import INTAKE_LIMITS
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.alone, pytest.mark.slow]
 MIB = 1 << 20
 
 

@@ -26,7 +26,7 @@ from span_ledger import Ledger, Sender, assert_account, sending, settle
 
 from phasewise.collector.store import Store
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.alone, pytest.mark.slow]
 
 
 class Telling(SpanExporter):

@@ -39,7 +39,7 @@ from thin_line import thin_line
 from phasewise.collector.limits import INTAKE_LIMITS as LIMITS
 from phasewise.collector.limits import MIB
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.alone, pytest.mark.slow]
 OF_A_KIND = 60
 WAITS_S = 5.0  # what a neighbour may wait on a machine that does much else
 SLACK_S = 10.0

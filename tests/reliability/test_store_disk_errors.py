@@ -18,7 +18,7 @@ from span_ledger import Ledger, Sender, assert_account, sending
 from system_faults import faulty, require_injection
 from waiting import wait_for
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.alone, pytest.mark.slow]
 FAILS_S = 6.0
 # For the disk to be seen as failing, and as well again, on a machine that does much else.
 SEEN_S = 60.0

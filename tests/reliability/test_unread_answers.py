@@ -13,7 +13,7 @@ from waiting import wait_for
 
 from phasewise.collector.limits import INTAKE_LIMITS, MIB
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.alone, pytest.mark.slow]
 CLIENTS = 150
 REQUEST = b"POST /v1/traces HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
 
