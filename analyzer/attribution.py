@@ -17,14 +17,17 @@ from phasewise.analyzer.booked import Booked
 from phasewise.analyzer.context_rows import Rows, Stack
 from phasewise.analyzer.coverage import partly_seen
 from phasewise.analyzer.intervals import Floats
-from phasewise.analyzer.overlaps import Overlaps
+from phasewise.analyzer.kernel_times import kernel_times
+from phasewise.analyzer.machine import machine
+from phasewise.analyzer.overlaps import Overlaps, known_s
 from phasewise.analyzer.phase_causes import (
     book_before_queue,
     book_context,
     book_decode,
     book_prefill,
     book_waiting,
-    known_s,
+    host_step_s,
+    read_links,
 )
 from phasewise.analyzer.queueing import Samples
 from phasewise.analyzer.steady import decode_split
@@ -72,19 +75,24 @@ def attribute_instances(contexts: Sequence[Context], rulebook: Rulebook) -> pl.D
 def _found(context: Context, rows: Rows, model: str | None, rulebook: Rulebook) -> Found:
     samples = read_samples(context.samples, rows.origin_unix_ns)
     sampled = not context.samples.is_empty() and partly_seen(rows.frame, context.samples)
-    around = Overlaps(rows, samples, sampled)
+    around = Overlaps(rows, samples, sampled, context.samples)
     booked = Booked(rows.targets)
     stepped = book_steps(context, model, rows, rulebook)
     batch = np.full(rows.targets, np.nan)
+    stalled = np.zeros(rows.targets)
     if stepped is None or not stepped.chosen.all():
         batch = around.batch_mean
         book_waiting(booked, rows, context.settings, samples, around)
-        book_prefill(booked, rows, around)
-        split = decode_split(context, model, batch, rows.own("input_tokens"), rows.own("output_tokens"), rulebook)
-        book_decode(booked, rows, samples, around, split)
+        built = machine(context.settings, model, rulebook)
+        links = read_links(rows, around, kernel_times(built))
+        tokens = rows["input_tokens"], rows["output_tokens"]
+        split = decode_split(context, built, around.batch_of(slice(None)), *tokens, rulebook, links)
+        book_prefill(booked, rows, around, links, host_step_s(rows, split))
+        stalled = book_decode(booked, rows, samples, around, split, links)
         batch = np.where(np.isfinite(rows.own("scheduled_unix_ns")), batch, np.nan)
     if stepped is not None:
         booked.replace(stepped.chosen, stepped.booked)
+        stalled = np.where(stepped.chosen, 0.0, stalled)
     front = Booked(rows.targets)
     book_before_queue(front, rows, around)
     book_context(front, rows)
@@ -92,7 +100,7 @@ def _found(context: Context, rows: Rows, model: str | None, rulebook: Rulebook) 
     for cause in front.filled:
         booked.add(cause, front[cause])
     booked.add("external", known_s(rows.own("external_s")))
-    return Found.of(rows, booked, front, samples, around.together, batch, stepped)
+    return Found.of(rows, booked, front, samples, around.together, batch, stepped, stalled)
 
 
 def read_samples(frame: pl.DataFrame, origin_unix_ns: int) -> Samples:

@@ -13,17 +13,19 @@ import polars as pl
 
 from phasewise.analyzer.booked import Booked
 from phasewise.analyzer.context_rows import Rows
-from phasewise.analyzer.intervals import Floats, Index, Steps, places
-from phasewise.analyzer.phase_causes import known_s
+from phasewise.analyzer.intervals import Bools, Floats, Index, Steps, places
+from phasewise.analyzer.overlaps import known_s
 from phasewise.analyzer.queueing import Samples
 from phasewise.analyzer.stepwise import Stepwise
+from phasewise.analyzer.sums import STALL_MARK
 from phasewise.rules.vocabulary import CAUSES, CLASS_OF_CAUSE, CLASSES, cause_column
 
 # Causes that are measured where no steps tell; a fit or an overlap divides the others.
 _MEASURED = (
-    "queue.slots", "queue.capacity", "queue.budget", "queue.window", "queue.policy", "queue.upstream", "kv.wait", "kv.load", "context",
+    "queue.slots", "queue.capacity", "queue.empty_slots", "queue.budget", "queue.window", "queue.policy", "queue.upstream", "kv.wait", "kv.load", "context",
     "external", "prefill.compute",
 )  # fmt: skip
+LACKING_RATIO = 0.1  # of a request's time unexplained: what would tell is named
 _CLASS_NAMES = pl.Series("primary_class", CLASSES)
 _CAUSE_NAMES = pl.Series("cause", [None if cause == "unexplained" else cause for cause in CAUSES])
 _CAUSE_COLUMNS = {cause: cause_column(cause) for cause in CAUSES}
@@ -32,13 +34,15 @@ _CAUSE_COLUMNS = {cause: cause_column(cause) for cause in CAUSES}
 @dataclass(frozen=True, slots=True)
 class Found:
     """What was found for the targets of one context. booked, front: seconds by cause, front those that lie around queue and prefill
-    before the first token, whatever the engine; waiting: the signal that would tell why they waited; unknown numbers are NaN."""
+    before the first token, whatever the engine; waiting: the signal that would tell why they waited; stalled: which
+    stood still for a matter of their own; unknown numbers are NaN."""
 
     rows: Rows
     booked: Booked
     front: Booked
     stepped: Stepwise | None
     waiting: str
+    stalled: Bools
     concurrency_at_arrival: Floats
     decode_batch_mean: Floats
     kv_usage_admission_ratio: Floats
@@ -54,6 +58,7 @@ class Found:
         together: Steps,
         batch: Floats,
         stepped: Stepwise | None,
+        stalled_s: Floats,
     ) -> Self:
         """together: requests in the engine at once; batch: those that ran beside each decode."""
         at_admission, peak = _kv_around(samples, rows.own("scheduled_unix_ns"), rows.own("finished_unix_ns"))
@@ -66,6 +71,7 @@ class Found:
             booked=booked,
             front=front,
             stepped=stepped,
+            stalled=stalled_s > LACKING_RATIO * rows.own("e2e_s"),
             waiting="kv_usage" if not len(samples) and stepped is None else "wait_reason",
             concurrency_at_arrival=_concurrency(together, rows.own("arrival_unix_ns")),
             decode_batch_mean=batch,
@@ -136,17 +142,19 @@ def _lacking(found: Sequence[Found], booked: Booked, e2e: Floats) -> pl.Series:
     """Each target's lacking signals as a JSON list."""
     queue = _joined([one.rows.own("queue_s") for one in found])
     prefill = _joined([one.rows.own("prefill_s") for one in found])
-    waits = (booked["unexplained"] > 0.1 * e2e) & (queue > 0)
+    stalled = np.concatenate([one.stalled for one in found])
+    waits = (booked["unexplained"] > LACKING_RATIO * e2e) & (queue > 0) & ~stalled
     phases = ~np.isfinite(queue) | ~np.isfinite(prefill)
     named = sorted({one.waiting for one in found})
     which = np.repeat([named.index(one.waiting) for one in found], [one.rows.targets for one in found])
     texts = [
-        json.dumps(sorted([*["phases"] * without, *[name] * waiting]))
+        json.dumps(sorted([*["phases"] * without, *[name] * waiting, *[STALL_MARK] * still]))
         for name in named
+        for still in (0, 1)
         for waiting in (0, 1)
         for without in (0, 1)
     ]
-    return pl.Series(texts).gather(which * 4 + waits * 2 + phases)
+    return pl.Series(texts).gather(which * 8 + stalled * 4 + waits * 2 + phases)
 
 
 def _first_causes(rows: Rows, booked: Booked, front: Booked, stepped: Stepwise) -> pl.Series:

@@ -37,6 +37,10 @@ HOW: dict[str, str] = {
     "span_attributes": (
         "raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT (128 by default) at the sender, or send fewer attributes of tools and messages"
     ),
+    "tool_spans": (
+        "trace what a request waits for inside its stream (tools, retrieval, a client that reads slowly): spans in the request's own trace, "
+        "or the engine's steps (vLLM: pip install --no-deps phasewise beside it)"
+    ),
     "wait_reason": "scrape the engine more often: no sample lies near these waits",
 }
 
@@ -59,6 +63,10 @@ def missing_signals(scene: Scene, finding: Finding, signals: dict[str, Value]) -
     elif finding.sums.unknown_waits:
         found["wait_reason"] = "part of the waiting could not be told apart"
     count, told = scene.sums.count, scene.sums.told
+    if finding.sums.stalled:
+        found["tool_spans"] = (
+            "tokens of single requests came late while those beside them got theirs, and nothing tells what for"
+        )
     if count and not told["cached_tokens"]:
         found["cached_tokens"] = "the cache hit of single requests is unknown"
     if count and not told["model"]:

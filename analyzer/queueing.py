@@ -89,7 +89,7 @@ def slot_limit(
         known *= ranks.value  # what a scheduler says of itself is one rank's; running is counted over all
     seen = [float(np.nanmax(samples.running))] if np.isfinite(samples.running).any() else []
     if running is not None and len(running.value):
-        seen.append(_held_top(running))
+        seen.append(held_top(running))
     top = known if known is not None else max(seen, default=0.0)
     if top <= 0:
         return SlotLimit(known, stated.source if stated else "unknown", None)
@@ -109,7 +109,7 @@ def slot_limit(
     return SlotLimit(top, "plateau", ratio)
 
 
-def _held_top(running: Steps) -> float:
+def held_top(running: Steps) -> float:
     """Highest level held for at least HELD_RATIO of the busy time: ends and starts of two spans may cross by some
     milliseconds of clock, which makes short peaks no engine ever saw."""
     length = np.diff(running.time, append=running.time[-1:])

@@ -12,11 +12,13 @@ from functools import lru_cache
 
 import numpy as np
 
+from phasewise.analyzer.context_rows import Rows
 from phasewise.analyzer.decoding import BANDWIDTH_EFFICIENCY
 from phasewise.analyzer.intervals import Floats, or_zero
 from phasewise.analyzer.kept_figures import Ints, KeptFigures
 from phasewise.analyzer.kernel_times import Parts, kernel_times
-from phasewise.analyzer.machine import Machine, machine
+from phasewise.analyzer.links import Links
+from phasewise.analyzer.machine import Machine
 from phasewise.analyzer.roofline import known_ridges
 from phasewise.collector.context import Context
 from phasewise.rules.counting import Precision, decode_step
@@ -44,6 +46,22 @@ class DecodeSplit:
     lowest_ridge: float
     highest_ridge: float
     kernels: Parts | None = None
+
+    def part(self, rows: Rows) -> DecodeSplit:
+        """That of the targets."""
+        kernels = self.kernels
+        if kernels is not None:
+            own = (kernels.weights, kernels.kv, kernels.compute, kernels.links, kernels.floors)
+            kernels = Parts(*(rows.chosen(one) for one in own))
+        return DecodeSplit(
+            weight_share=rows.chosen(self.weight_share),
+            intensity=rows.chosen(self.intensity),
+            memory_s=rows.chosen(self.memory_s),
+            compute_s=rows.chosen(self.compute_s),
+            lowest_ridge=self.lowest_ridge,
+            highest_ridge=self.highest_ridge,
+            kernels=kernels,
+        )
 
     def shares(self, steady_s: Floats, gaps: Floats) -> Mapping[str, Floats]:
         """Seconds of steady decode of each request by cause; they add up to steady_s."""
@@ -85,25 +103,32 @@ def ridges(rulebook: Rulebook, dtype: str) -> tuple[float, float]:
 
 
 def decode_split(
-    context: Context, model: str | None, batch: Floats, input_tokens: Floats, output_tokens: Floats, rulebook: Rulebook
+    context: Context,
+    built: Machine,
+    batch: Floats,
+    input_tokens: Floats,
+    output_tokens: Floats,
+    rulebook: Rulebook,
+    links: Links | None = None,
 ) -> DecodeSplit:
     """Counts bytes and FLOPs of the steps of some requests from the batch that ran beside each (NaN: unknown) and its mean context.
-    model: what most requests of the context name.
+    built: the machine they ran on; links: what its prompts tell of its links, where it has several devices.
 
     An unknown model counts as dense at 16 bit: the intensity of its linear layers is then the batch, whatever its size, and
     all its bytes are taken as weights.
     """
-    built = machine(context.settings, model, rulebook)
     batch = np.fmax(batch, 1.0)
     tokens = or_zero(input_tokens) + or_zero(output_tokens) / 2
     lowest, highest = ridges(rulebook, built.dtype)
     if not context.instance:
         # Calls that only a client saw: what ran them, beside what, is not known.
         lowest, highest = 0.0, float("inf")
-    return _count(built, batch, tokens, lowest, highest)
+    return _count(built, batch, tokens, lowest, highest, links)
 
 
-def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest: float) -> DecodeSplit:
+def _count(
+    built: Machine, batch: Floats, tokens: Floats, lowest: float, highest: float, links: Links | None
+) -> DecodeSplit:
     n = len(batch)
     share, intensity = np.ones(n), batch * 16 / built.precision.weight_bits
     memory, compute = np.full(n, np.nan), np.full(n, np.nan)
@@ -111,6 +136,7 @@ def _count(built: Machine, batch: Floats, tokens: Floats, lowest: float, highest
         return DecodeSplit(share, intensity, memory, compute, lowest, highest)
     if (kernels := kernel_times(built)) is not None:
         parts = kernels.decoding(batch, batch * np.maximum(tokens, 1.0))
+        parts = parts if links is None else links.slowed(parts)
         return DecodeSplit(share, intensity, memory, compute, lowest, highest, parts)
     sizes = np.rint(batch).astype(np.int64)
     lengths = np.maximum(np.rint(tokens / CONTEXT_GRAIN_TOKENS), 1).astype(np.int64)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from phasewise.analyzer.filters import Condition
-from phasewise.analyzer.sums import DROPPED_MARK, PHASES, TOLD, UNKNOWN_WAIT_MARK, WAITS
+from phasewise.analyzer.sums import DROPPED_MARK, PHASES, STALL_MARK, TOLD, UNKNOWN_WAIT_MARK, WAITS
 from phasewise.rules.vocabulary import CAUSES, CLASSES, cause_column
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class StoredSums:
     clamped: int
     dropped: int
     unknown_waits: int
+    stalled: int
     with_phases: int
     by_class: Mapping[str, int]
     told: Mapping[str, int]
@@ -114,6 +115,7 @@ _COUNTS: Mapping[str, str] = {
     "clamped": 'count(*) FILTER ("clamped")',
     "dropped": f"count(*) FILTER (contains(\"quality\", '{DROPPED_MARK}'))",
     "unknown_waits": f"count(*) FILTER (contains(\"missing_signals\", '{UNKNOWN_WAIT_MARK}'))",
+    "stalled": f"count(*) FILTER (contains(\"missing_signals\", '{STALL_MARK}'))",
     "with_phases": 'count(*) FILTER ("revision" IS NOT NULL AND ("queue_s" IS NOT NULL OR "prefill_s" IS NOT NULL))',
 }
 

@@ -21,6 +21,7 @@ WAITS = tuple(cause for cause in CAUSES if cause.startswith("queue.") or cause =
 TOLD = ("model", "cached_tokens", "entry_e2e_s", "itl_p95_s")
 DROPPED_MARK = '"attributes_dropped"'  # of `quality`: the sender says that it left attributes out
 UNKNOWN_WAIT_MARK = "wait_reason"  # of `missing_signals`
+STALL_MARK = "tool_spans"  # of the same
 
 
 class Sums(Protocol):
@@ -46,6 +47,10 @@ class Sums(Protocol):
     @property
     def unknown_waits(self) -> int:
         """Requests of which part of the waiting could not be told apart."""
+
+    @property
+    def stalled(self) -> int:
+        """Requests that stood still for a matter of their own which nothing tells."""
 
     @property
     def with_phases(self) -> int:
@@ -134,6 +139,10 @@ class RowSums:
     @property
     def unknown_waits(self) -> int:
         return self._marked("missing_signals", UNKNOWN_WAIT_MARK)
+
+    @property
+    def stalled(self) -> int:
+        return self._marked("missing_signals", STALL_MARK)
 
     @cached_property
     def with_phases(self) -> int:

@@ -136,12 +136,79 @@ def test_a_known_accelerator_separates_bytes_from_host_time() -> None:
     """Llama-3.1-8B, batch 1, on an H100: 4.6 ms of reading a step at the data sheet's bandwidth (roofline.md 2.6), of which such
     kernels reach 0.84; 40 ms measured is host."""
     row = make_request(
-        queue_s=0.0, prefill_s=0.1, decode_s=4.0, output_tokens=101, input_tokens=2000, model="llama-3.1-8b"
+        queue_s=0.0, prefill_s=0.0, decode_s=4.0, output_tokens=101, input_tokens=2000, model="llama-3.1-8b"
     )
     found = booked(make_context([row], settings={"accelerator": "h100_sxm"}))
     reading = found["decode.weights"] + found["decode.kv"]
     assert reading == pytest.approx(100 * 4.56e-3 / 0.84, rel=0.05)
     assert found["host"] == pytest.approx(4.0 - reading - found["decode.compute"] + 0.01)
+
+
+def test_a_short_prompt_on_a_known_accelerator_is_read_weights_and_a_long_one_is_computed() -> None:
+    """Llama-3.1-8B on an H100: 16 tokens read 16 GB (4.6 ms and more) and compute next to nothing; 4,000 tokens compute 60 TFLOP."""
+    shares = {}
+    for tokens, prefill_s in ((16, 0.006), (4000, 0.12)):
+        row = make_request(
+            queue_s=0.0, prefill_s=prefill_s, first_token_s=0.0, decode_s=0.0, output_tokens=1, input_tokens=tokens,
+            model="llama-3.1-8b",
+        )  # fmt: skip
+        found = booked(make_context([row], settings={"accelerator": "h100_sxm"}))
+        assert sum(found.values()) == pytest.approx(prefill_s)
+        shares[tokens] = found["decode.weights"] / prefill_s, found["prefill.compute"] / prefill_s
+    assert shares[16][0] > 0.7 > 0.3 > shares[16][1]
+    assert shares[4000][0] < 0.15 < 0.8 < shares[4000][1]
+
+
+def test_a_static_batch_makes_others_wait_for_seats_that_are_empty() -> None:
+    """Batches of four of which three end after 1 s and one after 4 s; whoever comes meanwhile waits for the last one."""
+    rows = [
+        make_request(at_s=5.0 * batch - (4.0 if batch else 0.0), queue_s=4.0 if batch else 0.0, prefill_s=0.1,
+                     first_token_s=0.0, decode_s=4.9 if seat == 0 else 1.0,
+                     output_tokens=491 if seat == 0 else 101)
+        for batch in range(10)
+        for seat in range(4)
+    ]  # fmt: skip
+    found = booked(
+        make_context(
+            rows, [make_sample(at_s=float(at), running=1.0, waiting=4.0, kv_usage_ratio=0.1) for at in range(50)]
+        )
+    )
+    assert found["queue.empty_slots"] == pytest.approx(36 * 4.0 - found.get("queue.slots", 0.0))
+    assert found["queue.empty_slots"] > 36 * 3.0
+    assert found.get("unexplained", 0.0) == pytest.approx(0.0)
+
+
+def test_first_steps_of_a_process_are_its_cold_start() -> None:
+    """Ten steps a second in the first 10 s, a hundred a second after: nine tenths of the first seconds are more than usual."""
+    rows = [make_request(at_s=0.0, queue_s=0.0, prefill_s=0.1, first_token_s=0.0, decode_s=9.9, output_tokens=101)]
+    rows += [
+        make_request(at_s=10.0 + at, queue_s=0.0, prefill_s=0.1, first_token_s=0.0, decode_s=0.9, output_tokens=91)
+        for at in range(90)
+    ]
+    scrapes = [
+        make_sample(
+            at_s=float(at), steps=10.0 * min(at, 10) + 100.0 * max(at - 10, 0), step_tokens=1.0 * at, running=1.0
+        )
+        for at in range(0, 101, 5)
+    ]
+    context = make_context(rows, scrapes)
+    first = attribute_instance(context, RULES).filter(pl.col("request_key") == rows[0].request_key).row(0, named=True)
+    assert first["cause"] == "cold_start"
+    assert first[cause_column("cold_start")] == pytest.approx(9.0, rel=0.02)
+    later = [replace(one, steps=one.steps + 50_000.0) for one in scrapes if one.steps is not None]
+    assert "cold_start" not in booked(make_context(rows, later))  # a process that has long been running
+
+
+def test_a_request_that_stands_still_among_others_is_told_by_nothing() -> None:
+    rows = [
+        make_request(at_s=1.0 * at, queue_s=0.0, prefill_s=0.0, first_token_s=0.0, decode_s=5.0 if at == 30 else 1.0)
+        for at in range(60)
+    ]
+    answer = attribute_instance(make_context(rows, settings={"max_num_seqs": 64}), RULES)
+    row = answer.filter(pl.col("request_key") == rows[30].request_key).row(0, named=True)
+    assert row["primary_class"] == "inconclusive"
+    assert row[cause_column("unexplained")] == pytest.approx(4.0)
+    assert row["missing_signals"] == '["tool_spans"]'
 
 
 def test_phases_beyond_end_to_end_are_cut_within_tolerance_and_refused_beyond() -> None:
