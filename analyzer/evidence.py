@@ -12,6 +12,7 @@ from phasewise.analyzer.statistics import rounded
 from phasewise.rules.vocabulary import CLASS_OF_CAUSE
 
 SPAN, ENGINE = "request spans", "engine metrics"
+OTHERS = "others' prefill inside these requests, share of their end-to-end time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def _compute(signals: Mapping[str, Value], shares: Mapping[str, float]) -> list[
         )  # fmt: skip
         found.append(
             Evidence(
-                "others' prefill inside these requests, share of their end-to-end time", others, "under 10 %", "ratio", SPAN,
+                OTHERS, others, "under 10 %", "ratio", SPAN,
                 ("compute",) if others >= 0.1 else (), (), "inferred",
             )
         )  # fmt: skip

@@ -131,6 +131,13 @@ def covered(start: Floats, end: Floats) -> Steps:
     return Steps(count.time, (count.value > 0.5).astype(float))
 
 
+def rates(length: Floats, amount: Floats) -> Floats:
+    """Amount a second of each; an unknown amount, or none, counts with the mean rate of the known ones, or rate 1."""
+    rate = amount / length
+    told = np.isfinite(rate) & (rate > 0)
+    return rate if told.all() else np.where(told, rate, float(rate[told].mean()) if told.any() else 1.0)
+
+
 def own_share_s(start: Floats, end: Floats, amount: Floats) -> Floats:
     """Seconds of each interval that are its own, when intervals that overlap share time by their rates amount / length.
 
@@ -143,10 +150,7 @@ def own_share_s(start: Floats, end: Floats, amount: Floats) -> Floats:
     if not ok.any():
         return own
     length = end[ok] - start[ok]
-    rate = amount[ok] / length
-    told = np.isfinite(rate) & (rate > 0)
-    if not told.all():
-        rate = np.where(told, rate, float(rate[told].mean()) if told.any() else 1.0)
+    rate = rates(length, amount[ok])
     total, begins, ends = _load(start[ok], end[ok], rate)
     inverse = np.divide(1.0, total.value, out=np.zeros_like(total.value), where=total.value > 0)
     area = np.concatenate(([0.0], np.cumsum(inverse[:-1] * np.diff(total.time))))

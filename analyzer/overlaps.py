@@ -20,7 +20,8 @@ def known_s(values: Floats) -> Floats:
 
 
 class Overlaps:
-    """frame: samples with all their columns; sampled: a good part of the requests sends no spans; those that do then say nothing of how many ran together, samples do."""
+    """frame: samples with all their columns; sampled: a good part of the requests sends no spans; those that do then say nothing of how
+    many ran together, samples do."""
 
     def __init__(self, rows: Rows, samples: Samples, sampled: bool, frame: pl.DataFrame) -> None:
         self._rows = rows

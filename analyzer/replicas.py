@@ -124,14 +124,14 @@ def _replica(
         chosen |= (pl.col("instance") == one.scrape) & pl.col("unix_ns").is_between(one.from_unix_ns, one.to_unix_ns)
     scraped = samples.filter(chosen & pl.col("joined").fill_null(True))
     steps = of_instances(stepped, members)
-    settings = _settings_of(instances, members, window)
+    settings = settings_of(instances, members, window)
     others = tuple(member for member in members if member != name)
     if steps.is_empty():
         return Replica(name, engine, scraped, settings, has_spans, others)
     return Replica(name, engine, with_idle_scrapes(steps, scraped), settings, has_spans, others, scraped)
 
 
-def _settings_of(instances: list[dict[str, Any]], members: Sequence[str], window: Window) -> dict[str, Setting]:
+def settings_of(instances: list[dict[str, Any]], members: Sequence[str], window: Window) -> dict[str, Setting]:
     """What the replica's spans, its scrapes and files about either say in the time of the window, the most believed first."""
     rows = [row for row in instances if row["kind"] != "facts"]
     own = [row for row in rows if row["instance"] in members and row["kind"] == "spans"]
@@ -179,7 +179,7 @@ def _without_spans(
             if part.is_empty():
                 continue
             if part["joined"].fill_null(True).all():
-                settings = _settings_of([*filter(None, [life]), *_facts_about(instances, name)], [name], window)
+                settings = settings_of([*filter(None, [life]), *_facts_about(instances, name)], [name], window)
                 found.append(Replica(target or name, part["engine"][0], part, settings, False))
             else:
                 alone.add(name)

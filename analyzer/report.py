@@ -22,6 +22,8 @@ from phasewise.analyzer.findings import (
 )
 from phasewise.analyzer.frames import where
 from phasewise.analyzer.inflight import InFlight, in_flight
+from phasewise.analyzer.interference_evidence import with_culprits
+from phasewise.analyzer.interference_ledger import window_ledger
 from phasewise.analyzer.latencies import client_statistics, engine_statistics
 from phasewise.analyzer.machine import machine, typical_model
 from phasewise.analyzer.matching import Situation, match
@@ -41,6 +43,7 @@ from phasewise.collector.context import Setting
 from phasewise.rules.load import Rulebook
 from phasewise.rules.vocabulary import CAUSES
 
+NAMED_ROWS = 20_000  # requests of a window whose culprits are looked for: a verdict of many should not wait for it
 SLOWER_RATIO = 1.5  # over a matched baseline: worth a word, whatever the status
 
 
@@ -54,7 +57,11 @@ def window_verdict(
     now_unix_ns: int,
 ) -> dict[str, object]:
     """The verdict of a window as the JSON object of architecture section 8."""
-    return scene_verdict(read_scene(store, window, filters, now_unix_ns, slo), rulebook, slo)
+    scene = read_scene(store, window, filters, now_unix_ns, slo)
+    verdict = scene_verdict(scene, rulebook, slo)
+    if verdict["cause"] == "interference" and scene.sums.count <= NAMED_ROWS:
+        verdict["evidence"] = with_culprits(verdict["evidence"], window_ledger(store, rulebook, window, filters))
+    return verdict
 
 
 def scene_verdict(scene: Scene, rulebook: Rulebook, slo: Sequence[Objective] = ()) -> dict[str, object]:

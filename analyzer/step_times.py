@@ -128,6 +128,41 @@ def _own_prefill(table: StepTable, times: StepTimes, chunks: Chunks, others: Flo
         rest[:, here] = split(model, times.built, own.at(here), prompt).shares() * (regular - others[here])
 
 
+def prompt_costs(table: StepTable, times: StepTimes, chunks: Chunks) -> tuple[Floats, Floats]:
+    """What each chunk adds to its step, and what the prompt tokens of nobody in sight add to each step: seconds that the fit says the
+    step would be shorter without them, tokens where it says that of none in the step. To be held against each other only.
+
+    chunks: of all requests, those that `times` was found from.
+    """
+    known = np.bincount(chunks.step, weights=chunks.tokens, minlength=len(table))
+    hidden = np.clip(table.prefill_tokens - known, 0.0, None)
+    hidden = np.where(hidden > 0.5, hidden, 0.0)
+    own = np.zeros(len(chunks.step))
+    for low in range(0, len(chunks.step), BLOCK):
+        block = chunks.at(slice(low, low + BLOCK))
+        own[low : low + BLOCK] = _added_s(table, times, block.step, block.tokens, block.pairs)
+    rest = _added_s(table, times, np.arange(len(table)), hidden, hidden * (hidden + 1) / 2)
+    told = np.bincount(chunks.step, weights=own, minlength=len(table)) + rest > 0
+    return np.where(told[chunks.step], own, chunks.tokens), np.where(told, rest, hidden)
+
+
+def _added_s(table: StepTable, times: StepTimes, step: Ints, tokens: Floats, pairs: Floats) -> Floats:
+    """Seconds by which each of some steps would be shorter without so many of its prompt tokens."""
+    whole = times.whole.at(step)
+    alone = tokens >= table.prefill_tokens[step] * (1 - 1e-9)
+    without = Composition(
+        tokens=np.clip(whole.tokens - tokens, 0.0, None),
+        sequences=whole.sequences,
+        context=whole.context,
+        pairs=np.clip(whole.pairs - pairs, 0.0, None),
+        prefilling=np.where(alone, 0.0, whole.prefilling),
+    )
+    found = np.zeros(len(step))
+    for model, here in _with_rows(times.models, times.model_of[step]):
+        found[here] = np.clip(model.seconds(whole.at(here)) - model.seconds(without.at(here)), 0.0, None)
+    return np.where(tokens > 0, found, 0.0)
+
+
 def _composition(table: StepTable, chunks: Chunks) -> Composition:
     """All that a step computed; prompt tokens of requests that are not in sight (still running) count as prompts' beginnings."""
     known = np.bincount(chunks.step, weights=chunks.tokens, minlength=len(table))

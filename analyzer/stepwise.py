@@ -57,10 +57,36 @@ class Stepwise:
     kv_usage_peak_ratio: Floats
 
 
-def book_steps(context: Context, model: str | None, rows: Rows, rulebook: Rulebook) -> Stepwise | None:
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What the targets met in the steps of one instance, for whoever asks whose prompts these were (`interference_steps`).
+
+    own: all rows that may have run there; told: those whose steps are in sight; covered: targets that are booked by them. everyone: chunks of all rows; chunks,
+    segments, gaps: of the targets, with their place among these as row; before: segments before the first token. turns: waits for the
+    step that ran when the wait began, as (target, step, seconds); booked: seconds of `interference` by phase, one figure a target.
+    """
+
+    table: StepTable
+    times: StepTimes
+    own: Bools
+    told: Bools
+    covered: Bools
+    everyone: Chunks
+    chunks: Chunks
+    segments: Segments
+    before: Bools
+    gaps: Gaps
+    turns: Mapping[str, tuple[Ints, Ints, Floats]]
+    booked: Mapping[str, Floats]
+
+
+def book_steps(
+    context: Context, model: str | None, rows: Rows, rulebook: Rulebook, met: list[Met] | None = None
+) -> Stepwise | None:
     """Books queue, prefill and decode of every target whose steps are in sight; None where no request has any.
 
     rows: of `context.requests`; model: what most of them name. What steps were made of and how long they take is found from all of these.
+    met: what the targets met is added to it, an entry an instance.
     """
     if context.steps.is_empty() or context.requests["segments"].null_count() == len(rows):
         return None
@@ -72,7 +98,7 @@ def book_steps(context: Context, model: str | None, rows: Rows, rulebook: Rulebo
         own = np.ones(len(rows), dtype=np.bool_)
         if len(tables) > 1:  # else several processes may be one replica, and one of them has the steps
             own = (rows.series("instance") == name).fill_null(False).to_numpy()
-        any_covered |= _book_instance(ledger, table, own, rows, built)
+        any_covered |= _book_instance(ledger, table, own, rows, built, met)
     if not any_covered:
         return None
     return Stepwise(
@@ -151,7 +177,9 @@ class _Ledger(_Phase):
             into.measured = into.measured + np.where(covered, phase.measured, 0.0)
 
 
-def _book_instance(ledger: _Ledger, table: StepTable, own: Bools, rows: Rows, built: Machine) -> bool:
+def _book_instance(
+    ledger: _Ledger, table: StepTable, own: Bools, rows: Rows, built: Machine, met: list[Met] | None
+) -> bool:
     """Whether any request has its steps in this table."""
     everyone = read_segments(rows.series("segments"), own, table)
     inside = covered_rows(everyone, table, rows["arrival_unix_ns"], rows["finished_unix_ns"], COVERED_RATIO)
@@ -176,14 +204,21 @@ def _book_instance(ledger: _Ledger, table: StepTable, own: Bools, rows: Rows, bu
     ledger.outside = np.where(covered, np.clip(wall - decode_s, 0.0, None), ledger.outside)
     external = _book_delivery(decode, segments, table, rows.own("finished_unix_ns"), wall, decode_s)
     gaps = gaps_of(segments, before, table, external)
-    _book_gaps(prefill, decode, gaps, times, external)
+    after_tools = _book_gaps(prefill, decode, gaps, times, external)
     early, late = between_steps(segments, before, table, ledger.rows)
     prefill.close(_known(rows.own("prefill_s")), early)
     decode.close(decode_s, late)
     ledger.take(prefill, covered, early=True)
     ledger.take(decode, covered, early=False)
-    ledger.take(_queue(covered, rows, table, times, vacant, gaps), covered, early=True)
+    queue, arrived = _queue(covered, rows, table, times, vacant, gaps)
+    ledger.take(queue, covered, early=True)
     _surroundings(ledger, segments, table)
+    if met is not None:
+        phases = {"queue": queue, "prefill": prefill, "decode": decode}
+        nothing = np.zeros(ledger.rows)
+        booked = {name: phase.part.get("interference", nothing) for name, phase in phases.items()}
+        turns = {"queue": arrived, "decode": after_tools}
+        met.append(Met(table, times, own, inside, covered, all_chunks, chunks, segments, before, gaps, turns, booked))
     ledger.chosen |= covered
     return True
 
@@ -245,7 +280,10 @@ def _book_delivery(
     return external
 
 
-def _book_gaps(prefill: _Phase, decode: _Phase, gaps: Gaps, times: StepTimes, external: Floats) -> None:
+def _book_gaps(
+    prefill: _Phase, decode: _Phase, gaps: Gaps, times: StepTimes, external: Floats
+) -> tuple[Ints, Ints, Floats]:
+    """Returns what was waited for a step after a tool: (target, step, seconds)."""
     for phase, inside in ((prefill, gaps.early), (decode, ~gaps.early)):
         for cause, chosen in (("kv.wait", gaps.for_blocks), ("queue.policy", ~gaps.for_blocks)):
             one = inside & gaps.lost & chosen
@@ -258,10 +296,15 @@ def _book_gaps(prefill: _Phase, decode: _Phase, gaps: Gaps, times: StepTimes, ex
     in_gaps = np.bincount(row, weights=wall, minlength=len(external))
     left = np.clip(in_gaps - external, 0.0, None)
     share = np.divide(left, in_gaps, out=np.zeros_like(left), where=in_gaps > 0)
-    decode.add_step(row, last, wall * share[row], times)
+    waited = wall * share[row]
+    decode.add_step(row, last, waited, times)
+    return row, last, waited
 
 
-def _queue(covered: Bools, rows: Rows, table: StepTable, times: StepTimes, vacant: Floats, gaps: Gaps) -> _Phase:
+def _queue(
+    covered: Bools, rows: Rows, table: StepTable, times: StepTimes, vacant: Floats, gaps: Gaps
+) -> tuple[_Phase, tuple[Ints, Ints, Floats]]:
+    """The waits, and those of them for the step that ran at arrival: (target, step, seconds)."""
     row = np.flatnonzero(covered).astype(np.int64)
     stated = np.stack([_known(rows.own(f"queue_{reason}_s")[row]) for reason in REASONS])
     returned = np.zeros((len(REASONS), len(covered)))
@@ -284,8 +327,9 @@ def _queue(covered: Bools, rows: Rows, table: StepTable, times: StepTimes, vacan
     phase.add("host", row, found.idle_s)
     phase.add("unexplained", row, found.unexplained_s)
     there = found.step >= 0
-    phase.add_step(row[there], found.step[there], found.step_s[there], times)
-    return phase
+    arrived = row[there], found.step[there], found.step_s[there]
+    phase.add_step(*arrived, times)
+    return phase, arrived
 
 
 def _surroundings(ledger: _Ledger, segments: Segments, table: StepTable) -> None:

@@ -50,6 +50,8 @@ RULES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("GET", "/api/v1/verdict"): _READ,
     ("GET", "/api/v1/requests"): _READ,
     ("GET", "/api/v1/requests/{identifier:path}"): _READ,
+    ("GET", "/api/v1/interference"): _READ,
+    ("GET", "/api/v1/interference/{identifier:path}"): _READ,
     ("GET", "/api/v1/turns"): _READ,
     ("GET", "/api/v1/slices"): _READ,
     ("GET", "/api/v1/differences"): _READ,

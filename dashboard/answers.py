@@ -17,9 +17,11 @@ from typing import TypeVar
 import polars as pl
 
 from phasewise.analyzer.filters import Condition, rows_in
+from phasewise.analyzer.interference_ledger import window_ledger
 from phasewise.analyzer.listing import count_requests
 from phasewise.analyzer.questions import NOTHING_MARKED
 from phasewise.analyzer.report import request_report, window_verdict
+from phasewise.analyzer.request_interference import request_ledgers
 from phasewise.analyzer.slow_set import BROKEN_RATIO, OBJECTIVE_COLUMNS
 from phasewise.analyzer.whole import slow_edge
 from phasewise.analyzer.window import Filter, Objective, Window
@@ -215,6 +217,19 @@ class Answers:
             return found
 
         return self.once(key, compute)
+
+    def interference(self, window: Window, filters: Sequence[Filter] = ()) -> Mapping[str, object]:
+        """Whose prompts took how much of whose time, of the requests of a window."""
+        filters = tuple(filters)
+        self.count(window, filters)
+        return self.once(
+            ("interference", window, filters, self.watermark().token),
+            lambda: window_ledger(self.reader, self.rulebook, window, filters),
+        )
+
+    def request_interference(self, identifier: str) -> list[dict[str, object]]:
+        """The same of one request, one object a match."""
+        return request_ledgers(self.reader, self.rulebook, identifier)
 
     def request(self, identifier: str) -> list[dict[str, object]]:
         """`explain ID`: one object a matching request."""

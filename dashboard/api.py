@@ -213,6 +213,20 @@ def _reads(app: FastAPI, answers: Answers) -> None:
             )
         return found[0] if len(found) == 1 else found
 
+    @app.get("/api/v1/interference", dependencies=[_takes(view=True)])
+    def interference(request: Request) -> Mapping[str, object]:
+        view = _view(request)
+        return answers.interference(view.window(answers.clock()), view.filters)
+
+    @app.get("/api/v1/interference/{identifier:path}", dependencies=[_takes()])
+    def request_interference(identifier: str) -> Any:
+        found = answers.request_interference(identifier)
+        if not found:
+            return error_answer(
+                404, f"no request is known as {identifier!r}", "id", "not stored, sampled out, or past retention"
+            )
+        return found[0] if len(found) == 1 else found
+
     @app.get("/api/v1/turns", dependencies=[_takes("from", "to", "limit")])
     def turns(request: Request, limit: int = 100) -> Mapping[str, object]:
         return request_tables.turn_list(answers, _view(request), limit)

@@ -20,7 +20,9 @@ from large_windows import NOW_UNIX_NS, SECOND_NS, WINDOW, fill, rows
 from phasewise.analyzer import gauges, questions
 from phasewise.analyzer.devices import devices_in
 from phasewise.analyzer.filters import Condition, rows_in
+from phasewise.analyzer.interference_ledger import window_ledger
 from phasewise.analyzer.report import request_report, window_verdict
+from phasewise.analyzer.request_interference import request_ledgers
 from phasewise.analyzer.window import parse_slo
 from phasewise.collector.records import EngineSample, GpuSample
 from phasewise.collector.store import Store
@@ -115,6 +117,10 @@ def answers(store: Store) -> dict[str, str]:
         "engines over time": engines(gauges.state_sql()),
         "engines": engines(gauges.totals_sql()),
         "devices": lambda: json.dumps(devices_in(store, WINDOW)),
+        "interference": lambda: json.dumps(window_ledger(store, RULES, WINDOW)),
+        "interference of requests": lambda: json.dumps(
+            [request_ledgers(store, RULES, key) for key in _some_keys(store)]
+        ),
         "explain": lambda: json.dumps([request_report(store, RULES, key) for key in _some_keys(store)]),
     }
     found |= {f"slices by {'+'.join(by)}": told(questions.slices_sql(by, "ttft")) for by in SLICED}

@@ -68,12 +68,17 @@ def json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def window_options(parser: argparse.ArgumentParser) -> None:
+    rows_options(parser)
+    parser.add_argument("--slo", default="", metavar="LIMITS", help="e.g. ttft:2s,itl:80ms or client.ttft:3s")
+
+
+def rows_options(parser: argparse.ArgumentParser) -> None:
+    """Which requests: those that ended in a window and pass the filters."""
     parser.add_argument("--from", dest="start", metavar="T", help=f"begin of the window: {TIMES} (default: now-15m)")
     parser.add_argument("--to", dest="end", metavar="T", help="end of the window (default: now)")
     parser.add_argument(
         "--filter", action="append", default=[], metavar="KEY:OP:VALUE", help="e.g. model:eq:llama-8b; may be repeated"
     )
-    parser.add_argument("--slo", default="", metavar="LIMITS", help="e.g. ttft:2s,itl:80ms or client.ttft:3s")
 
 
 def card_options(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import argparse
 from phasewise.dashboard.grammar.options import (
     card_options,
     json_option,
+    rows_options,
     source_options,
     window_options,
 )
@@ -27,6 +28,12 @@ def explain_verb(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="explain deployments told by their numbers (phasewise-summary/1: object, array or JSON lines; - is stdin)",
     )
+    parser.add_argument(
+        "--interference",
+        action="store_true",
+        help="whose prompts took how much of whose time, over a window (--from, --to, --filter)",
+    )
+    rows_options(parser)
     source_options(parser)
     card_options(parser)
     json_option(parser)
