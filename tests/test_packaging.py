@@ -23,6 +23,11 @@ from wheels import bare_environment, build_wheel, install_wheel
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = CONFIG["tool"]["setuptools"]
 NAMESPACE = next(iter(SETUPTOOLS["package-dir"]))
+TOPS = {name.split(".")[1] for name in SETUPTOOLS["packages"]}
+TOP_LEVEL = {
+    ".ci", ".dockerignore", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "LICENSE", "Makefile", "README.md", "deploy",
+    "docker-compose.yml", "docs", "pyproject.toml", "requirements-engine.lock", "requirements.lock", "tests",
+}  # fmt: skip
 
 
 def pins(name: str) -> dict[str, Requirement]:
@@ -36,15 +41,22 @@ PINNED = pins("requirements.lock")
 
 
 def test_every_folder_that_holds_a_file_is_a_listed_package() -> None:
-    tops = {name.split(".")[1] for name in SETUPTOOLS["packages"]}
     folders = {
         path.parent.relative_to(ROOT)
-        for top in tops
+        for top in TOPS
         for path in (ROOT / top).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     found = {".".join((NAMESPACE, *folder.parts)) for folder in folders}
     assert found == set(SETUPTOOLS["packages"])
+
+
+def test_nothing_strays_into_the_top_level() -> None:
+    """A file that a command left there would be committed with the rest."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout
+    assert {name.split("/")[0] for name in listed.splitlines()} - TOPS == TOP_LEVEL
 
 
 def test_the_namespace_has_no_init_of_its_own() -> None:
