@@ -16,7 +16,7 @@ def ledger_lines(told: Told) -> Iterator[str]:
     """Lines of `phasewise explain --interference`."""
     window = told["window"]
     yield (
-        f"window   {fmt.moment(window['from_unix_ns'], day=True)} – {fmt.moment(window['to_unix_ns'], day=True)} UTC, "
+        f"window   {fmt.interval(window['from_unix_ns'], window['to_unix_ns'])} UTC, "
         f"{fmt.counted(told['requests'], 'request')}"
     )
     yield f"lost     {fmt.seconds(told['interference_s'])} to others' prompts by {fmt.counted(told['victims'], 'request')}"

@@ -133,6 +133,9 @@ def test_the_text_says_what_is_left_out_and_what_nobody_is_named_for() -> None:
         "pairs": [pair], "pairs_left_out": {"pairs": 2, "took_s": 1.0}, "culprits": [], "culprits_count": 12,
     }  # fmt: skip
     text = " ".join(" ".join(ledger_lines(told)).split())
+    assert text.startswith("window Jan 1, 00:00:00 – 00:00:01 UTC, 9 requests")
+    everything = told | {"window": {"from_unix_ns": 0, "to_unix_ns": 4_102_444_800 * 10**9}}
+    assert next(ledger_lines(everything)) == "window   Jan 1 1970 00:00:00 – Jan 1 2100 00:00:00 UTC, 9 requests"
     assert "below: 4 s of it, by 4 requests" in text and "2 s of nobody in sight" in text
     assert "7 other tenants and routes → no tenant or route 1 s 25 % 3 victims, by steps and overlap" in text
     assert "and 2 more pairs: 1 s" in text and "and 12 more requests that took some" in text
